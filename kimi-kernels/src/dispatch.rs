@@ -1,0 +1,124 @@
+//! Which instruction set runs the kernels.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::arch;
+
+/// An instruction set that kernels are written for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[non_exhaustive]
+pub enum Isa {
+    /// Plain Rust: the reference itself, on any processor.
+    Scalar,
+    /// AVX2 with FMA (x86-64 since Haswell and Excavator).
+    Avx2,
+}
+
+impl Isa {
+    /// Every instruction set, slowest first.
+    pub const ALL: [Self; 2] = [Self::Scalar, Self::Avx2];
+
+    /// The name that options and reports use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Scalar => "scalar",
+            Self::Avx2 => "avx2",
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A name that is no instruction set of [`Isa::ALL`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnknownIsa(String);
+
+impl fmt::Display for UnknownIsa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unknown instruction set `{}`; known: {}", self.0, Isa::ALL.map(Isa::name).join(", "))
+    }
+}
+
+impl std::error::Error for UnknownIsa {}
+
+impl FromStr for Isa {
+    type Err = UnknownIsa;
+
+    fn from_str(name: &str) -> Result<Self, UnknownIsa> {
+        Self::ALL.into_iter().find(|isa| isa.name() == name).ok_or_else(|| UnknownIsa(name.to_owned()))
+    }
+}
+
+/// The kernels of one instruction set: a handle that exists only where the processor has it.
+///
+/// Results do not depend on the choice: every handle returns the bits of [`reference`](crate::reference).
+#[derive(Debug, Clone, Copy)]
+pub struct Kernels {
+    pub(crate) backend: Backend,
+}
+
+/// A token per instruction set; only detection makes one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Backend {
+    Scalar,
+    #[cfg(target_arch = "x86_64")]
+    Avx2(arch::x86_64::avx2::Avx2),
+}
+
+impl Kernels {
+    /// The fastest kernels of this processor.
+    pub fn detect() -> Self {
+        Isa::ALL.into_iter().rev().find_map(Self::with_isa).expect("scalar kernels run everywhere")
+    }
+
+    /// The kernels of one instruction set, or `None` where this processor lacks it.
+    pub fn with_isa(isa: Isa) -> Option<Self> {
+        let backend = match isa {
+            Isa::Scalar => Backend::Scalar,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => Backend::Avx2(arch::x86_64::avx2::Avx2::detect()?),
+            #[cfg(not(target_arch = "x86_64"))]
+            Isa::Avx2 => return None,
+        };
+        Some(Self { backend })
+    }
+
+    /// The kernels of every instruction set that this processor has.
+    pub fn available() -> impl Iterator<Item = Self> {
+        Isa::ALL.into_iter().filter_map(Self::with_isa)
+    }
+
+    /// The instruction set.
+    pub fn isa(self) -> Isa {
+        match self.backend {
+            Backend::Scalar => Isa::Scalar,
+            #[cfg(target_arch = "x86_64")]
+            Backend::Avx2(_) => Isa::Avx2,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back() {
+        for isa in Isa::ALL {
+            assert_eq!(isa.name().parse(), Ok(isa));
+        }
+        let error = "sse9".parse::<Isa>().unwrap_err();
+        assert_eq!(error.to_string(), "unknown instruction set `sse9`; known: scalar, avx2");
+    }
+
+    #[test]
+    fn scalar_is_always_there_and_detection_finds_the_last_available() {
+        assert_eq!(Kernels::available().next().map(Kernels::isa), Some(Isa::Scalar));
+        assert_eq!(Kernels::available().last().map(Kernels::isa), Some(Kernels::detect().isa()));
+    }
+}

@@ -1,0 +1,16 @@
+#![doc = include_str!("../README.md")]
+
+mod arch;
+mod columns;
+mod dispatch;
+mod error;
+mod matmul;
+mod ops;
+pub mod reference;
+mod threads;
+
+pub use columns::Columns;
+pub use dispatch::{Isa, Kernels, UnknownIsa};
+pub use error::{ShapeError, ThreadsError};
+pub use reference::{AttentionState, Decay, LANES, Route, Situ};
+pub use threads::{Scratch, Threads};
