@@ -1,0 +1,71 @@
+//! Matrix products: `matmul/ENCODING/ISA/ROWSxCOLS/COLUMNS/THREADS`.
+//!
+//! One column reports the bytes of weights read, to hold against memory bandwidth; several columns report
+//! multiply-adds, to hold against the processor's peak (the `peak` bench of this file, per thread). The small shape
+//! stays in the cache, the large one does not fit it.
+
+use std::hint::black_box;
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use kimi_benches::Stored;
+use kimi_kernels::{Kernels, Scratch, Threads, reference};
+use kimi_quant::Encoding;
+use kimi_testing::Seeded;
+
+fn matmul(criterion: &mut Criterion) {
+    let kernels = Kernels::detect();
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut group = criterion.benchmark_group("matmul");
+    group.sample_size(10);
+    for encoding in [Encoding::F32, Encoding::Bf16, Encoding::Mxfp4] {
+        for [rows, cols] in [[240, 3584], [12288, 7168]] {
+            let stored = Stored::new(encoding, [rows, cols]);
+            for count in [1, 4, 8, 64, 512] {
+                // A large product with many columns takes minutes and says nothing new.
+                if rows * count > 12288 * 8 && rows > 240 {
+                    continue;
+                }
+                let x = Seeded::new(2).normals(cols * count, 1.0);
+                let mut y = vec![0.0; rows * count];
+                for threads in [1, cores] {
+                    let threads = Threads::new(threads).expect("threads");
+                    let scratch = Scratch::new(&threads, kernels.matmul_scratch(cols, count));
+                    let mut buffer = vec![0.0; kernels.packed_len(cols, count)];
+                    let columns = kernels.columns(&threads, &x, cols, &mut buffer).expect("fits");
+                    group.throughput(if count == 1 {
+                        Throughput::Bytes(stored.bytes())
+                    } else {
+                        Throughput::Elements((rows * cols * count) as u64)
+                    });
+                    let shape = format!("{rows}x{cols}/{count}/{}", threads.count());
+                    group.bench_function(BenchmarkId::new(format!("{encoding}/{}", kernels.isa()), shape), |b| {
+                        b.iter(|| {
+                            threads.run(|| kernels.matmul(&threads, &scratch, stored.view(), columns, &mut y))
+                        });
+                    });
+                }
+            }
+        }
+    }
+    group.finish();
+}
+
+/// The scalar definition, to show what dispatch is worth.
+fn scalar(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("reference");
+    group.sample_size(10);
+    let (rows, cols) = (240, 3584);
+    let x = Seeded::new(2).normals(cols, 1.0);
+    let mut y = vec![0.0; rows];
+    for encoding in [Encoding::Bf16, Encoding::Mxfp4] {
+        let stored = Stored::new(encoding, [rows, cols]);
+        group.throughput(Throughput::Bytes(stored.bytes()));
+        group.bench_function(format!("gemv/{encoding}/{rows}x{cols}"), |b| {
+            b.iter(|| reference::gemv(stored.view(), black_box(&x), &mut y));
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, matmul, scalar);
+criterion_main!(benches);
