@@ -1,0 +1,259 @@
+//! The command line: typed arguments, no I/O.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use kimi_kernels::Isa;
+
+/// Run Kimi K3 on an ordinary CPU.
+#[derive(Debug, Parser)]
+#[command(version, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Generate from a prompt; without MODEL, with the built-in demo model
+    Run(RunArgs),
+    /// Turn text into token ids
+    Tokenize(TokenizeArgs),
+    /// Turn token ids into text
+    Detokenize(DetokenizeArgs),
+    /// Show what a model folder holds
+    Inspect(InspectArgs),
+}
+
+/// How files are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Io {
+    /// The best choice for this machine
+    Auto,
+    /// Map the files into memory. Nobody may change them meanwhile
+    Mmap,
+    /// Positioned reads into memory of its own
+    Pread,
+}
+
+/// How much the program says on the standard error.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct Verbosity {
+    /// Say nothing but errors
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+    /// Say more: the memory plan, the reads
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// Folder with config.json and safetensors files; the built-in demo model when left out
+    pub(crate) model: Option<PathBuf>,
+    /// Text to continue; `-` reads it from the standard input
+    pub(crate) prompt: Option<String>,
+    /// Text to continue, for use without MODEL
+    #[arg(long = "prompt", value_name = "TEXT", conflicts_with_all = ["prompt", "prompt_file", "ids"])]
+    pub(crate) prompt_text: Option<String>,
+    /// File with the text to continue; `-` is the standard input
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prompt", "ids"])]
+    pub(crate) prompt_file: Option<PathBuf>,
+    /// Token ids to continue, separated by commas
+    #[arg(long, value_name = "IDS", value_delimiter = ',', conflicts_with = "prompt")]
+    pub(crate) ids: Option<Vec<u32>>,
+    /// Replace bytes of the prompt that are not UTF-8 instead of refusing them
+    #[arg(long)]
+    pub(crate) lossy: bool,
+    /// Read names of control tokens in the prompt as these tokens instead of as text
+    #[arg(long)]
+    pub(crate) parse_special: bool,
+    /// Put the beginning-of-sequence token before the prompt (the demo model always gets it)
+    #[arg(long)]
+    pub(crate) bos: bool,
+
+    /// Generate at most this many tokens
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 200)]
+    pub(crate) max_tokens: usize,
+    /// 0 always takes the most probable token [default: 0, for the demo model 0.6]
+    #[arg(long, allow_negative_numbers = true, value_name = "T")]
+    pub(crate) temperature: Option<f32>,
+    /// Sample from the smallest set of tokens that reaches this probability
+    #[arg(long, allow_negative_numbers = true, value_name = "P", default_value_t = 1.0)]
+    pub(crate) top_p: f32,
+    /// Sample from this many most probable tokens; 0 is all
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub(crate) top_k: usize,
+    /// Sample from tokens at least this probable relative to the most probable one
+    #[arg(long, allow_negative_numbers = true, value_name = "P", default_value_t = 0.0)]
+    pub(crate) min_p: f32,
+    /// Selects the random numbers
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Stop before this text comes up; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+    /// Go on after an end token
+    #[arg(long)]
+    pub(crate) ignore_eos: bool,
+
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    /// Write all logits to a safetensors file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) dump_logits: Option<PathBuf>,
+    /// Print one JSON report on the standard output and the text on the standard error
+    #[arg(long)]
+    pub(crate) json: bool,
+    #[command(flatten)]
+    pub(crate) verbosity: Verbosity,
+}
+
+/// How to run a model.
+#[derive(Debug, Args)]
+pub(crate) struct EngineArgs {
+    /// Most memory that the program may take, like 8GB or 900MiB [default: 7/8 of what the machine or cgroup allows]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) ram: Option<u64>,
+    /// Compute threads [default: what affinity and CPU quota allow]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) threads: Option<u16>,
+    /// Instruction set: scalar or avx2 [default: the fastest of this processor]
+    #[arg(long, value_name = "ISA")]
+    pub(crate) isa: Option<Isa>,
+    /// How files are read
+    #[arg(long, value_name = "HOW", default_value = "auto")]
+    pub(crate) io: Io,
+    /// Longest sequence
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = parse_positive)]
+    pub(crate) context: usize,
+    /// Most tokens of a pass over the prompt; fewer where memory is short [default: 512]
+    #[arg(long, value_name = "N", value_parser = parse_positive)]
+    pub(crate) chunk: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TokenizeArgs {
+    /// Folder with tiktoken.model; the built-in demo tokenizer when left out
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) model: Option<PathBuf>,
+    /// The text; read from the standard input when left out
+    #[arg(conflicts_with = "file")]
+    pub(crate) text: Option<String>,
+    /// File with the text
+    #[arg(long, value_name = "FILE")]
+    pub(crate) file: Option<PathBuf>,
+    /// Replace bytes that are not UTF-8 instead of refusing them
+    #[arg(long)]
+    pub(crate) lossy: bool,
+    /// Read names of control tokens as these tokens instead of as text
+    #[arg(long)]
+    pub(crate) parse_special: bool,
+    /// Print a JSON object with the ids and their texts
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DetokenizeArgs {
+    /// Folder with tiktoken.model; the built-in demo tokenizer when left out
+    #[arg(long, value_name = "MODEL")]
+    pub(crate) model: Option<PathBuf>,
+    /// Token ids, separated by spaces or commas; read from the standard input when left out
+    pub(crate) ids: Vec<String>,
+    /// Leave out control tokens
+    #[arg(long)]
+    pub(crate) hide_special: bool,
+    /// Print a JSON object with the text; bytes that are not UTF-8 are replaced in it
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    /// Folder with config.json and safetensors files; the built-in demo model when left out
+    pub(crate) model: Option<PathBuf>,
+    /// List every tensor
+    #[arg(long)]
+    pub(crate) tensors: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+fn parse_positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".to_owned()),
+        Ok(number) => Ok(number),
+        Err(_) => Err("must be a whole number".to_owned()),
+    }
+}
+
+/// A number of bytes: `1500000`, `190MB` (powers of 1000), `8GiB` (powers of 1024), `0.9GB`.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let number: f64 = number.parse().map_err(|_| format!("`{text}` does not start with a number"))?;
+    let unit = unit.trim().to_ascii_lowercase();
+    let factor: f64 = match unit.as_str() {
+        "" | "b" => 1.0,
+        "k" | "kb" => 1e3,
+        "m" | "mb" => 1e6,
+        "g" | "gb" => 1e9,
+        "t" | "tb" => 1e12,
+        "kib" => 1024.0,
+        "mib" => 1024f64.powi(2),
+        "gib" => 1024f64.powi(3),
+        "tib" => 1024f64.powi(4),
+        _ => return Err(format!("unknown unit `{unit}`; use B, KB, MB, GB, TB, KiB, MiB, GiB or TiB")),
+    };
+    let bytes = number * factor;
+    if (1.0..=u64::MAX as f64).contains(&bytes) {
+        Ok(bytes as u64)
+    } else {
+        Err(format!("`{text}` is out of range"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn sizes_are_read_in_both_kinds_of_units() {
+        for (text, bytes) in [
+            ("190MB", 190_000_000),
+            ("8GiB", 8 << 30),
+            ("8 gb", 8_000_000_000),
+            ("0.5k", 500),
+            ("123", 123),
+            ("1TiB", 1 << 40),
+        ] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "GB", "-1GB", "1XB", "1.2.3", "0", "1e400GB", "99999999999TB"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn conflicting_prompts_are_refused() {
+        for arguments in [
+            &["kimi-cli", "run", "m", "text", "--ids", "1,2"][..],
+            &["kimi-cli", "run", "m", "text", "--prompt-file", "f"],
+            &["kimi-cli", "run", "--prompt", "x", "--ids", "1"],
+            &["kimi-cli", "run", "--threads", "0"],
+            &["kimi-cli", "run", "--isa", "avx9"],
+            &["kimi-cli", "run", "--context", "0"],
+        ] {
+            assert!(Cli::try_parse_from(arguments).is_err(), "{arguments:?}");
+        }
+    }
+}

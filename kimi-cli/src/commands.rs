@@ -1,0 +1,6 @@
+//! One file per subcommand.
+
+pub(crate) mod detokenize;
+pub(crate) mod inspect;
+pub(crate) mod run;
+pub(crate) mod tokenize;

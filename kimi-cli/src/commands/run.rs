@@ -1,0 +1,261 @@
+//! `kimi-cli run`.
+
+use std::io::{Write, stdout};
+use std::time::Instant;
+
+use anyhow::Context;
+use kimi_model::{
+    BytesRead, Engine, EngineOptions, GenerateOptions, Generation, LogitDump, SamplerOptions, generate,
+};
+use kimi_paging::peak_rss_bytes;
+use kimi_text::{Specials, TokenId, Tokenizer};
+use serde::Serialize;
+
+use crate::args::RunArgs;
+use crate::exit::{Exit, Usage};
+use crate::status::{Output, Status, bytes};
+use crate::{interrupt, source, text};
+
+/// What the demo model continues when nobody gives it a text.
+const DEMO_PROMPT: &str = "In those days";
+
+/// The demo model loops when it always takes the most probable token.
+const DEMO_TEMPERATURE: f32 = 0.6;
+
+/// Columns of a prompt pass when nobody says.
+const CHUNK: usize = 512;
+
+pub(crate) fn run(args: &RunArgs) -> anyhow::Result<Exit> {
+    interrupt::install()?;
+    let start = Instant::now();
+    let dir = args.model.as_deref();
+    let model = source::model(dir, args.engine.io)?;
+    let tokenizer = source::tokenizer(dir)?;
+    let prompt = Prompt::new(args, tokenizer.as_ref(), model.config().bos_token_id)?;
+
+    let context = args.engine.context.min(model.config().max_position_embeddings);
+    let positions = context.min(prompt.ids.len() + args.max_tokens.max(1));
+    let mut engine_options = EngineOptions::default();
+    engine_options.ram_bytes = args.engine.ram;
+    engine_options.positions = positions;
+    engine_options.columns = args.engine.chunk.unwrap_or(CHUNK).min(prompt.ids.len().max(1));
+    engine_options.threads = args.engine.threads.map(usize::from);
+    engine_options.isa = args.engine.isa;
+    let mut engine = Engine::new(model, &engine_options)?;
+    if args.verbosity.verbose {
+        eprintln!("{}", engine.plan());
+    }
+    if engine.isa() == kimi_kernels::Isa::Scalar && args.engine.isa.is_none() && !args.verbosity.quiet {
+        eprintln!("warning: this processor has no AVX2 with FMA; the scalar kernels are many times slower");
+    }
+    let mut session = engine.session()?;
+    let mut dump = match &args.dump_logits {
+        Some(path) => {
+            let created = LogitDump::create(path, engine.model().config().vocab_size);
+            Some(created.with_context(|| format!("{} cannot be written", path.display()))?)
+        }
+        None => None,
+    };
+
+    let options = generate_options(args);
+    let output = match (args.json, args.verbosity.quiet) {
+        (false, _) => Output::Stdout,
+        (true, false) => Output::Stderr,
+        (true, true) => Output::Nowhere,
+    };
+    let mut status = Status::new(output, args.verbosity.quiet, engine.read_counter());
+    if prompt.echo {
+        status.print(DEMO_PROMPT);
+    }
+    let generated = interrupt::cancellable(|cancel| {
+        let means = (tokenizer.as_ref(), cancel);
+        generate(&mut engine, &mut session, &prompt.ids, &options, means, dump.as_mut(), &mut status)
+    });
+    if output != Output::Nowhere && generated.is_ok() {
+        status.print("\n");
+    }
+    status.finish()?;
+    // What was computed is kept, however the generation ended.
+    if let (Some(dump), Some(path)) = (dump, &args.dump_logits) {
+        dump.finish().with_context(|| format!("{} cannot be written", path.display()))?;
+    }
+    let generation = generated?;
+    let report = Report::new(args, &engine, &prompt.ids, &generation, start.elapsed().as_secs_f64());
+    if args.json {
+        writeln!(stdout(), "{}", serde_json::to_string_pretty(&report)?)?;
+    } else if !args.verbosity.quiet {
+        eprintln!("{}", report.summary());
+    }
+    Ok(match generation.finish {
+        kimi_model::FinishReason::Cancelled => Exit::Interrupted,
+        _ => Exit::Ok,
+    })
+}
+
+fn generate_options(args: &RunArgs) -> GenerateOptions {
+    let mut sampler = SamplerOptions::default();
+    sampler.temperature =
+        args.temperature.unwrap_or(if args.model.is_none() { DEMO_TEMPERATURE } else { 0.0 });
+    (sampler.top_p, sampler.top_k, sampler.min_p, sampler.seed) =
+        (args.top_p, args.top_k, args.min_p, args.seed);
+    let mut options = GenerateOptions::default();
+    options.max_tokens = args.max_tokens;
+    options.sampler = sampler;
+    options.stop = args.stop.clone();
+    options.ignore_eos = args.ignore_eos;
+    options
+}
+
+/// The ids to continue.
+struct Prompt {
+    ids: Vec<u32>,
+    /// Nobody gave a text, so the reader should see which one is continued.
+    echo: bool,
+}
+
+impl Prompt {
+    fn new(args: &RunArgs, tokenizer: Option<&Tokenizer>, bos: Option<u32>) -> anyhow::Result<Self> {
+        if let Some(ids) = &args.ids {
+            return Ok(Self { ids: ids.clone(), echo: false });
+        }
+        let given = match (&args.prompt, &args.prompt_text, &args.prompt_file) {
+            (Some(prompt), ..) if prompt == "-" => Some(text::read_stdin(args.lossy)?),
+            (Some(prompt), ..) => Some(prompt.clone()),
+            (None, Some(prompt), _) => Some(prompt.clone()),
+            (None, None, Some(file)) => Some(text::read(file, args.lossy)?),
+            (None, None, None) => None,
+        };
+        let echo = given.is_none() && args.model.is_none();
+        let prompt = match given {
+            Some(prompt) => prompt,
+            None if args.model.is_none() => DEMO_PROMPT.to_owned(),
+            None => {
+                return Err(Usage("no prompt: give PROMPT, `-`, --prompt-file or --ids".to_owned()).into());
+            }
+        };
+        let Some(tokenizer) = tokenizer else {
+            let name = source::name(args.model.as_deref());
+            return Err(
+                Usage(format!("{name} has no tiktoken.model, so the prompt must be given as --ids")).into()
+            );
+        };
+        let mut ids = Vec::new();
+        if args.bos || args.model.is_none() {
+            let Some(bos) = bos else {
+                return Err(Usage("the model names no beginning-of-sequence token".to_owned()).into());
+            };
+            ids.push(bos);
+        }
+        let specials = if args.parse_special { Specials::Parse } else { Specials::AsText };
+        ids.extend(tokenizer.encode(&prompt, specials).into_iter().map(|TokenId(id)| id));
+        Ok(Self { ids, echo })
+    }
+}
+
+/// The report of `run --json`.
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    model: String,
+    prompt_ids: &'a [u32],
+    generated_ids: &'a [u32],
+    text: &'a str,
+    finish_reason: &'static str,
+    seconds: f64,
+    prefill_seconds: f64,
+    decode_seconds_per_token: Option<f64>,
+    passes: usize,
+    bytes_read: Bytes,
+    /// Bytes read per generated token, the prompt's included.
+    bytes_per_token: Option<f64>,
+    io: Io,
+    budget_bytes: u64,
+    ledger_peak_bytes: u64,
+    peak_rss_bytes: Option<u64>,
+    columns: usize,
+    threads: usize,
+    isa: &'static str,
+    arith: &'static str,
+    encodings: serde_json::Map<String, serde_json::Value>,
+    index_bytes: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct Bytes {
+    trunk: u64,
+    experts: u64,
+    head: u64,
+    kv: u64,
+    other: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Io {
+    backend: String,
+    reads: u64,
+    wait_seconds: f64,
+    busy_fraction: f64,
+}
+
+impl<'a> Report<'a> {
+    fn new(
+        args: &RunArgs,
+        engine: &Engine,
+        prompt: &'a [u32],
+        generation: &'a Generation,
+        seconds: f64,
+    ) -> Self {
+        let BytesRead { trunk, experts, head, kv, other, .. } = engine.bytes_read();
+        let tokens = generation.ids.len();
+        let total = engine.bytes_read().total();
+        let stats = engine.read_stats();
+        let running = (generation.prefill + generation.decode).as_secs_f64();
+        Self {
+            model: source::name(args.model.as_deref()),
+            prompt_ids: prompt,
+            generated_ids: &generation.ids,
+            text: &generation.text,
+            finish_reason: generation.finish.name(),
+            seconds,
+            prefill_seconds: generation.prefill.as_secs_f64(),
+            decode_seconds_per_token: generation.decode_seconds_per_token(),
+            passes: generation.passes,
+            bytes_read: Bytes { trunk, experts, head, kv, other },
+            bytes_per_token: (tokens > 0).then(|| total as f64 / tokens as f64),
+            io: Io {
+                backend: engine.backend().to_string(),
+                reads: stats.tape.reads + stats.urgent.reads,
+                wait_seconds: (stats.tape.wait_ns + stats.urgent.wait_ns) as f64 * 1e-9,
+                busy_fraction: if running > 0.0 { stats.active_ns as f64 * 1e-9 / running } else { 0.0 },
+            },
+            budget_bytes: engine.budget().limit_bytes(),
+            ledger_peak_bytes: engine.budget().peak_bytes(),
+            peak_rss_bytes: peak_rss_bytes(),
+            columns: engine.max_columns(),
+            threads: engine.threads(),
+            isa: engine.isa().name(),
+            arith: "exact",
+            encodings: engine
+                .model()
+                .encodings()
+                .into_iter()
+                .map(|(part, names)| (part.to_owned(), names.into()))
+                .collect(),
+            index_bytes: engine.model().checkpoint().index().heap_bytes(),
+        }
+    }
+
+    fn summary(&self) -> String {
+        let mut parts = vec![format!("{} tokens in {:.2} s", self.generated_ids.len(), self.seconds)];
+        if let Some(seconds) = self.decode_seconds_per_token {
+            parts.push(format!("{seconds:.4} s/token"));
+        }
+        let Bytes { trunk, experts, head, kv, other } = self.bytes_read;
+        parts.push(format!("{} read", bytes(trunk + experts + head + kv + other)));
+        if let Some(peak) = self.peak_rss_bytes {
+            parts.push(format!("peak {}", bytes(peak)));
+        }
+        parts.push(format!("{}, {} threads", self.isa, self.threads));
+        parts.push(format!("ended by {}", self.finish_reason));
+        parts.join(", ")
+    }
+}

@@ -1,0 +1,26 @@
+//! `kimi-cli`: arguments in, calls into `kimi-model`, words out.
+
+mod args;
+mod commands;
+mod exit;
+mod interrupt;
+mod source;
+mod status;
+mod text;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let done = match cli.command {
+        Command::Run(args) => commands::run::run(&args),
+        Command::Tokenize(args) => commands::tokenize::run(&args),
+        Command::Detokenize(args) => commands::detokenize::run(&args),
+        Command::Inspect(args) => commands::inspect::run(&args),
+    };
+    exit::report(done)
+}

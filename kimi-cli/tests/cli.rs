@@ -1,0 +1,328 @@
+//! The program as its users run it.
+
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+use kimi_testing::kimi_k3_oracle;
+use serde_json::Value;
+
+fn kimi(arguments: &[&str]) -> Output {
+    kimi_with_input(arguments, b"")
+}
+
+fn kimi_with_input(arguments: &[&str], input: &[u8]) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_kimi-cli"))
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // A program that fails early does not read its input.
+    let _ = child.stdin.take().unwrap().write_all(input);
+    child.wait_with_output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn failure(output: &Output) -> (Option<i32>, String) {
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_str(&stdout(output)).unwrap()
+}
+
+fn oracle() -> String {
+    kimi_k3_oracle().to_str().unwrap().to_owned()
+}
+
+/// The ids of the fixture's prompt and of its greedy continuation.
+fn expected() -> (String, Vec<u64>) {
+    let expected: Value =
+        serde_json::from_slice(&std::fs::read(kimi_k3_oracle().join("expected.json")).unwrap()).unwrap();
+    let numbers =
+        |value: &Value| value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect::<Vec<_>>();
+    let prompt = numbers(&expected["prompt"]).iter().map(u64::to_string).collect::<Vec<_>>().join(",");
+    (prompt, numbers(&expected["greedy"]))
+}
+
+#[test]
+fn without_arguments_for_a_model_the_demo_model_speaks_english() {
+    let text = stdout(&kimi(&["run", "--max-tokens", "30"]));
+    assert!(text.starts_with("In those days"), "{text}");
+    assert!(text.split_whitespace().count() > 8, "{text}");
+    assert_eq!(text, stdout(&kimi(&["run", "--max-tokens", "30"])), "the seed fixes the text");
+    assert_ne!(text, stdout(&kimi(&["run", "--max-tokens", "30", "--seed", "5"])));
+}
+
+#[test]
+fn every_way_to_run_the_fixture_gives_the_same_logits() {
+    let (prompt, greedy) = expected();
+    let dir = tempfile::tempdir().unwrap();
+    let mut first: Option<Vec<u8>> = None;
+    for (i, extra) in [
+        &[][..],
+        &["--chunk", "1"],
+        &["--chunk", "3"],
+        &["--chunk", "7"],
+        &["--threads", "1"],
+        &["--threads", "2"],
+        &["--io", "mmap"],
+        &["--io", "pread"],
+        &["--isa", "scalar"],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let file = dir.path().join(format!("{i}.safetensors"));
+        let oracle = oracle();
+        let mut arguments =
+            vec!["run", &oracle, "--ids", &prompt, "--max-tokens", "16", "--ignore-eos", "--json", "-q"];
+        arguments.extend(["--dump-logits", file.to_str().unwrap()]);
+        arguments.extend(extra);
+        let report = json(&kimi(&arguments));
+        let ids: Vec<u64> =
+            report["generated_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
+        assert_eq!(ids, greedy, "{extra:?}");
+        let dumped = std::fs::read(&file).unwrap();
+        assert!(first.get_or_insert_with(|| dumped.clone()) == &dumped, "{extra:?}");
+    }
+    check_dump(&first.unwrap());
+}
+
+/// The dumped rows against the fixture's logits.
+fn check_dump(dumped: &[u8]) {
+    let golden = std::fs::read(kimi_k3_oracle().join("expected.safetensors")).unwrap();
+    let (dumped, golden) = (
+        safetensors::SafeTensors::deserialize(dumped).unwrap(),
+        safetensors::SafeTensors::deserialize(&golden).unwrap(),
+    );
+    for (name, expected) in [("prompt_logits", "logits"), ("generated_logits", "greedy_logits")] {
+        let floats = |tensor: safetensors::tensor::TensorView<'_>| -> Vec<f32> {
+            tensor.data().as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+        };
+        let (found, expected) =
+            (floats(dumped.tensor(name).unwrap()), floats(golden.tensor(expected).unwrap()));
+        assert_eq!(found.len(), expected.len());
+        let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(worst <= 5e-5, "{name}: {worst}");
+    }
+}
+
+#[test]
+fn the_report_holds_what_scripts_need() {
+    let report =
+        json(&kimi(&["run", "--prompt", "The king", "--max-tokens", "5", "--json", "--temperature", "0"]));
+    for field in [
+        "prompt_ids",
+        "generated_ids",
+        "text",
+        "finish_reason",
+        "seconds",
+        "prefill_seconds",
+        "decode_seconds_per_token",
+        "passes",
+        "bytes_read",
+        "bytes_per_token",
+        "io",
+        "budget_bytes",
+        "ledger_peak_bytes",
+        "peak_rss_bytes",
+        "threads",
+        "isa",
+        "arith",
+        "encodings",
+        "model",
+    ] {
+        assert!(!report[field].is_null(), "{field}");
+    }
+    for field in ["trunk", "experts", "head", "kv", "other"] {
+        assert!(report["bytes_read"][field].is_u64(), "{field}");
+    }
+    for field in ["backend", "reads", "wait_seconds", "busy_fraction"] {
+        assert!(!report["io"][field].is_null(), "{field}");
+    }
+    assert_eq!((&report["finish_reason"], &report["passes"]), (&"length".into(), &5.into()));
+    assert_eq!(report["prompt_ids"][0], 2048, "the demo model reads a text after [BOS]");
+}
+
+#[test]
+fn the_peak_stays_below_the_limit_and_a_limit_below_the_floor_is_explained() {
+    let (prompt, _) = expected();
+    let oracle = oracle();
+    let run = |ram: &str| {
+        kimi(&["run", &oracle, "--ids", &prompt, "--max-tokens", "3", "--json", "-q", "--ram", ram])
+    };
+    for ram in ["40MB", "200MB"] {
+        let report = json(&run(ram));
+        let (peak, limit) =
+            (report["peak_rss_bytes"].as_u64().unwrap(), report["budget_bytes"].as_u64().unwrap());
+        assert!(peak <= limit, "{peak} of {limit}");
+    }
+    let (code, message) = failure(&run("3MB"));
+    assert_eq!(code, Some(3));
+    assert!(
+        message.contains("3.0 MB are allowed") && message.contains("ring") && message.contains("latents"),
+        "{message}"
+    );
+}
+
+#[test]
+fn stop_strings_are_cut_exactly() {
+    let all =
+        stdout(&kimi(&["run", "--prompt", "The king", "--max-tokens", "40", "--temperature", "0", "-q"]));
+    let stop = &all[12..17];
+    let run = |stop: &str| {
+        json(&kimi(&[
+            "run",
+            "--prompt",
+            "The king",
+            "--max-tokens",
+            "40",
+            "--temperature",
+            "0",
+            "--json",
+            "--stop",
+            stop,
+        ]))
+    };
+    let report = run(stop);
+    assert_eq!(report["text"].as_str(), all.split(stop).next());
+    assert_eq!(report["finish_reason"], "stop");
+    let report = run("text that never comes");
+    assert_eq!(report["text"].as_str().map(str::len), Some(all.len() - 1));
+    assert_eq!(failure(&kimi(&["run", "--stop", ""])).0, Some(2));
+}
+
+#[test]
+fn usage_errors_exit_with_two_and_say_what_to_do() {
+    let oracle = oracle();
+    for (arguments, expected) in [
+        (&["run", "--isa", "sse9"][..], "known: scalar, avx2"),
+        (&["run", "no such folder"], "does not exist"),
+        (&["run", &oracle], "no prompt"),
+        (&["run", &oracle, "some text"], "no tiktoken.model"),
+        (&["run", &oracle, "--ids", "1,999"], "outside the vocabulary of 512"),
+        (&["run", "--temperature", "-1"], "temperature is -1"),
+        (&["run", "--temperature", "nan"], "temperature is NaN"),
+        (&["run", "--top-p", "1.0001"], "from 0 to 1"),
+        (&["run", "--ram", "8 XB"], "unknown unit"),
+        (&["run", "--prompt", "a", "--context", "1"], "the context is full"),
+        (&["detokenize", "12x"], "no token id"),
+        (&["frobnicate"], "unrecognized"),
+    ] {
+        let (code, message) = failure(&kimi(arguments));
+        assert_eq!(code, Some(2), "{arguments:?}: {message}");
+        assert!(message.contains(expected), "{arguments:?}: {message}");
+    }
+}
+
+#[test]
+fn a_broken_model_exits_with_four() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().to_str().unwrap();
+    let (code, message) = failure(&kimi(&["run", path, "--ids", "1"]));
+    assert!(code == Some(4) && message.contains("config.json"), "{code:?}: {message}");
+    std::fs::write(dir.path().join("config.json"), r#"{"model_type": "llama"}"#).unwrap();
+    let (code, message) = failure(&kimi(&["inspect", path]));
+    assert!(code == Some(4) && message.contains("`llama`"), "{code:?}: {message}");
+}
+
+#[test]
+fn text_that_is_not_utf8_is_refused_or_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("latin 1.txt");
+    std::fs::write(&file, b"caf\xe9").unwrap();
+    let file = file.to_str().unwrap();
+    let (code, message) = failure(&kimi(&["run", "--prompt-file", file, "-n", "1"]));
+    assert_eq!(code, Some(2));
+    assert!(message.contains("byte 0xe9 at offset 3") && message.contains("--lossy"), "{message}");
+    stdout(&kimi(&["run", "--prompt-file", file, "-n", "1", "--lossy"]));
+    let (code, message) = failure(&kimi_with_input(&["tokenize"], b"\xff\xfe"));
+    assert!(code == Some(2) && message.contains("standard input"), "{message}");
+}
+
+#[test]
+fn tokens_go_there_and_back() {
+    let text = "In those days\n  there was – a king 🙂";
+    let ids = stdout(&kimi(&["tokenize", text]));
+    assert_eq!(stdout(&kimi_with_input(&["detokenize"], ids.as_bytes())), text);
+    assert_eq!(stdout(&kimi_with_input(&["tokenize"], text.as_bytes())), ids);
+    let literal = json(&kimi(&["tokenize", "<|sep|>", "--json"]));
+    let parsed = json(&kimi(&["tokenize", "<|sep|>", "--json", "--parse-special"]));
+    assert!(literal["count"].as_u64() > Some(1));
+    assert_eq!((&parsed["ids"][0], &parsed["count"]), (&2053.into(), &1.into()));
+}
+
+#[test]
+fn the_prompt_may_come_from_anywhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("prompt.txt");
+    std::fs::write(&file, "The king").unwrap();
+    let demo = kimi_testing::demo_model();
+    let expected = stdout(&kimi(&["run", "--prompt", "The king", "-n", "8", "--temperature", "0"]));
+    for arguments in [
+        &["run", "--prompt-file", file.to_str().unwrap(), "-n", "8", "--temperature", "0"][..],
+        &["run", "--prompt-file", "-", "-n", "8", "--temperature", "0"],
+        &["run", demo.to_str().unwrap(), "The king", "-n", "8", "--bos"],
+        &["run", demo.to_str().unwrap(), "-", "-n", "8", "--bos"],
+    ] {
+        assert_eq!(stdout(&kimi_with_input(arguments, b"The king")), expected, "{arguments:?}");
+    }
+}
+
+#[test]
+fn inspect_counts_every_tensor() {
+    let summary = json(&kimi(&["inspect", &oracle(), "--json"]));
+    assert_eq!(summary["parts"]["vision"]["tensors"], 4);
+    let total = |map: &Value| {
+        map.as_object().unwrap().values().map(|part| part["bytes"].as_u64().unwrap()).sum::<u64>()
+    };
+    assert_eq!(total(&summary["parts"]), summary["total"]["bytes"].as_u64().unwrap());
+    assert_eq!(total(&summary["dtypes"]), summary["total"]["bytes"].as_u64().unwrap());
+    let tensors = stdout(&kimi(&["inspect", "--tensors"]));
+    assert_eq!(tensors.lines().count(), 1770);
+    assert!(stdout(&kimi(&["inspect"])).contains("9 layers (6 KDA, 3 MLA"));
+}
+
+#[cfg(unix)]
+#[test]
+fn an_interrupt_ends_the_generation_and_keeps_what_there_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let dump = dir.path().join("logits.safetensors");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_kimi-cli"))
+        .args(["run", "-n", "4000", "--ignore-eos", "--json", "--dump-logits"])
+        .arg(&dump)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // Interrupt once there is text; the text goes to the standard error here.
+    let mut first = [0; 24];
+    std::io::Read::read_exact(child.stderr.as_mut().unwrap(), &mut first).unwrap();
+    let killed = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["finish_reason"], "cancelled");
+    let generated = report["generated_ids"].as_array().unwrap().len();
+    assert!(generated > 0 && generated < 4000);
+    let bytes = std::fs::read(&dump).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    assert_eq!(tensors.tensor("generated_logits").unwrap().shape()[0], generated);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let script = format!("{} inspect --tensors | head -n 1", env!("CARGO_BIN_EXE_kimi-cli"));
+    let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(!output.stdout.is_empty());
+}

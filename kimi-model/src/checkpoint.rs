@@ -1,0 +1,187 @@
+//! Names, shapes and types of the tensors in a checkpoint folder.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use kimi_paging::{Dtype, Extent, Source, TensorIndex, TensorInfo};
+use kimi_quant::{Encoding, mxfp4};
+
+use crate::error::Error;
+
+/// Where the tensors of a model come from.
+///
+/// A face (command line, C library, server) hands one to [`Model::open`](crate::Model::open): it decides how files are
+/// read, because mapping a file is only sound when nobody changes it meanwhile.
+pub type OpenSource<'a> = dyn FnMut(&Path) -> Result<Arc<dyn Source>, kimi_paging::Error> + 'a;
+
+/// Parts of a released checkpoint that belong to its vision tower; a text model skips them.
+const VISION: [&str; 2] = ["vision_tower.", "mm_projector."];
+
+/// The prefixes under which releases store a text model.
+const PREFIXES: [&str; 2] = ["language_model.", ""];
+
+/// The tensors of one model.
+#[derive(Debug)]
+pub struct Checkpoint {
+    index: TensorIndex,
+    prefix: &'static str,
+    dir: PathBuf,
+}
+
+/// A matrix as it lies in the files.
+#[derive(Debug, Clone)]
+pub(crate) struct StoredMatrix {
+    pub(crate) name: String,
+    pub(crate) encoding: Encoding,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    /// The weights or codes.
+    pub(crate) weights: Extent,
+    /// The scales of an encoding that has a plane of them.
+    pub(crate) scales: Option<Extent>,
+}
+
+impl Checkpoint {
+    /// Wraps an index; `dir` is named in errors.
+    ///
+    /// # Errors
+    /// [`Error::MissingTensor`] when no prefix holds an embedding.
+    pub fn new(index: TensorIndex, dir: &Path) -> Result<Self, Error> {
+        const EMBEDDING: &str = "model.embed_tokens.weight";
+        let found = PREFIXES.into_iter().find(|prefix| index.find(&format!("{prefix}{EMBEDDING}")).is_some());
+        match found {
+            Some(prefix) => Ok(Self { index, prefix, dir: dir.to_path_buf() }),
+            None => Err(Error::MissingTensor { dir: dir.to_path_buf(), tensor: EMBEDDING.to_owned() }),
+        }
+    }
+
+    /// The index.
+    pub fn index(&self) -> &TensorIndex {
+        &self.index
+    }
+
+    /// The folder, for messages.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// `"language_model."` or nothing.
+    pub fn prefix(&self) -> &'static str {
+        self.prefix
+    }
+
+    /// True for a tensor that a text model has no use for.
+    pub fn is_vision(name: &str) -> bool {
+        VISION.iter().any(|part| name.starts_with(part))
+    }
+
+    /// True when the text model has a tensor of this name (without prefix).
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.index.find(&self.full(name)).is_some()
+    }
+
+    pub(crate) fn full(&self, name: &str) -> String {
+        format!("{}{name}", self.prefix)
+    }
+
+    fn tensor(&self, name: &str) -> Result<(String, TensorInfo<'_>), Error> {
+        let full = self.full(name);
+        match self.index.find(&full) {
+            Some(info) => Ok((full, info)),
+            None => Err(Error::MissingTensor { dir: self.dir.clone(), tensor: full }),
+        }
+    }
+
+    /// The matrix `base.weight`, or `base.weight_packed` with its scales where experts are MXFP4.
+    pub(crate) fn matrix(&self, base: &str, rows: usize, cols: usize) -> Result<StoredMatrix, Error> {
+        if self.has(&format!("{base}.weight_packed")) {
+            return self.mxfp4(base, rows, cols);
+        }
+        let (name, info) = self.tensor(&format!("{base}.weight"))?;
+        let encoding = match info.dtype {
+            Dtype::F32 => Encoding::F32,
+            Dtype::Bf16 => Encoding::Bf16,
+            other => return Err(self.wrong_dtype(name, "F32 or BF16", other)),
+        };
+        self.check_shape(&name, &[rows, cols], info)?;
+        let weights = extent(info);
+        Ok(StoredMatrix { name, encoding, rows, cols, weights, scales: None })
+    }
+
+    fn mxfp4(&self, base: &str, rows: usize, cols: usize) -> Result<StoredMatrix, Error> {
+        let (name, codes) = self.tensor(&format!("{base}.weight_packed"))?;
+        let (scale_name, scales) = self.tensor(&format!("{base}.weight_scale"))?;
+        if codes.dtype != Dtype::U8 {
+            return Err(self.wrong_dtype(name, "U8 (MXFP4 codes)", codes.dtype));
+        }
+        // The scales are E8M0 bytes under either name.
+        if !matches!(scales.dtype, Dtype::U8 | Dtype::F8E8M0) {
+            return Err(self.wrong_dtype(scale_name, "U8 or F8_E8M0", scales.dtype));
+        }
+        if !cols.is_multiple_of(mxfp4::GROUP_SIZE) {
+            let reason = format!("{cols} columns are not a multiple of {}", mxfp4::GROUP_SIZE);
+            return Err(Error::Tensor { dir: self.dir.clone(), tensor: name, reason });
+        }
+        self.check_shape(&name, &[rows, cols / 2], codes)?;
+        self.check_shape(&scale_name, &[rows, cols / mxfp4::GROUP_SIZE], scales)?;
+        let (weights, scales) = (extent(codes), Some(extent(scales)));
+        Ok(StoredMatrix { name, encoding: Encoding::Mxfp4, rows, cols, weights, scales })
+    }
+
+    /// Reads a small tensor of `shape` as float32. Dimensions of 1 may be missing or added.
+    pub(crate) fn vector(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
+        let (name, info) = self.tensor(name)?;
+        self.check_shape(&name, shape, info)?;
+        self.read(&name, info)
+    }
+
+    /// Reads the first `len` values of a small tensor that may be padded.
+    pub(crate) fn padded_vector(&self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
+        let (name, info) = self.tensor(name)?;
+        let found: u64 = info.shape.iter().product();
+        if found < len as u64 {
+            let reason = format!("expected at least {len} values, found {found}");
+            return Err(Error::Tensor { dir: self.dir.clone(), tensor: name, reason });
+        }
+        let mut values = self.read(&name, info)?;
+        values.truncate(len);
+        Ok(values)
+    }
+
+    fn read(&self, name: &str, info: TensorInfo<'_>) -> Result<Vec<f32>, Error> {
+        let mut bytes = vec![0; info.bytes as usize];
+        self.index.source(info.source).read_at(info.offset, &mut bytes)?;
+        let values: Vec<f32> = match info.dtype {
+            Dtype::F32 => bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+            Dtype::Bf16 => {
+                let halves = bytes.as_chunks().0.iter();
+                halves.map(|bytes| kimi_quant::Bf16(u16::from_le_bytes(*bytes)).to_f32()).collect()
+            }
+            other => return Err(self.wrong_dtype(name.to_owned(), "F32 or BF16", other)),
+        };
+        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+            let reason = format!("value {at} is {}", values[at]);
+            return Err(Error::Tensor { dir: self.dir.clone(), tensor: name.to_owned(), reason });
+        }
+        Ok(values)
+    }
+
+    fn check_shape(&self, name: &str, expected: &[usize], info: TensorInfo<'_>) -> Result<(), Error> {
+        let significant =
+            |shape: &mut dyn Iterator<Item = u64>| shape.filter(|&n| n != 1).collect::<Vec<_>>();
+        let wanted = significant(&mut expected.iter().map(|&n| n as u64));
+        if wanted == significant(&mut info.shape.iter().copied()) {
+            return Ok(());
+        }
+        let reason = format!("expected shape {expected:?}, found {:?}", info.shape);
+        Err(Error::Tensor { dir: self.dir.clone(), tensor: name.to_owned(), reason })
+    }
+
+    fn wrong_dtype(&self, tensor: String, expected: &str, found: Dtype) -> Error {
+        Error::Tensor { dir: self.dir.clone(), tensor, reason: format!("expected {expected}, found {found}") }
+    }
+}
+
+fn extent(info: TensorInfo<'_>) -> Extent {
+    Extent { source: info.source, offset: info.offset, len: info.bytes }
+}

@@ -1,0 +1,525 @@
+//! `config.json`: what a checkpoint says about its own architecture.
+
+mod fields;
+
+use std::path::Path;
+
+use kimi_kernels::{Decay, Situ};
+use serde_json::{Map, Value};
+
+use crate::error::ConfigError;
+use fields::{Document, Fields};
+
+/// The model types that this crate runs.
+pub const MODEL_TYPES: [&str; 1] = ["kimi_k3"];
+
+/// The configuration of a Kimi text model.
+///
+/// Features are read from fields, never from the nested model type: K3's text part calls itself `kimi_linear`.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Config {
+    /// The top-level `model_type`.
+    pub model_type: String,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Entries of the vocabulary, rows of the embedding and of the output matrix.
+    pub vocab_size: usize,
+    /// Epsilon of every normalisation but the two low-rank ones of MLA.
+    pub rms_norm_eps: f32,
+    /// Attention and feed-forward of each layer, in order.
+    pub layers: Vec<LayerConfig>,
+    /// The KDA layers, when there are any.
+    pub kda: Option<KdaConfig>,
+    /// The MLA layers.
+    pub mla: MlaConfig,
+    /// Width of the dense feed-forward layers.
+    pub intermediate_size: usize,
+    /// The mixture-of-experts layers, when there are any.
+    pub moe: Option<MoeConfig>,
+    /// Constants of the gated activation.
+    pub situ: Situ<f32>,
+    /// Layers per block of Attention Residuals; `None` is a plain residual stream.
+    pub attn_res_block_size: Option<usize>,
+    /// The longest sequence that the model was made for.
+    pub max_position_embeddings: usize,
+    /// The output matrix is the embedding.
+    pub tie_word_embeddings: bool,
+    /// Beginning-of-sequence token.
+    pub bos_token_id: Option<u32>,
+    /// Tokens that end a generation.
+    pub eos_token_ids: Vec<u32>,
+    /// Fields that nothing here reads, as they stood in the file.
+    pub unknown: Map<String, Value>,
+}
+
+/// What one layer is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LayerConfig {
+    /// Its attention.
+    pub attention: AttentionKind,
+    /// Its feed-forward.
+    pub feed_forward: FeedForwardKind,
+}
+
+/// The two kinds of attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "the family has these two")]
+pub enum AttentionKind {
+    /// Kimi Delta Attention: recurrent.
+    Kda,
+    /// Multi-head latent attention.
+    Mla,
+}
+
+/// The two kinds of feed-forward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "the family has these two")]
+pub enum FeedForwardKind {
+    /// One gated MLP.
+    Dense,
+    /// Routed and shared experts.
+    Moe,
+}
+
+/// Kimi Delta Attention.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct KdaConfig {
+    /// Heads.
+    pub num_heads: usize,
+    /// Key and value channels of a head.
+    pub head_dim: usize,
+    /// Taps of the short convolutions.
+    pub short_conv_kernel_size: usize,
+    /// The decay gate: bounded when the file has `gate_lower_bound`, softplus when it has not.
+    pub decay: Decay<f32>,
+    /// The output gate is one full matrix; `None` when the file does not say and the tensors decide.
+    pub use_full_rank_gate: Option<bool>,
+}
+
+impl KdaConfig {
+    /// Channels of all heads together.
+    pub fn channels(&self) -> usize {
+        self.num_heads * self.head_dim
+    }
+}
+
+/// Multi-head latent attention without position encoding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MlaConfig {
+    /// Heads.
+    pub num_heads: usize,
+    /// Rank of the query compression.
+    pub q_lora_rank: usize,
+    /// Width of the latent.
+    pub kv_lora_rank: usize,
+    /// Key channels of a head that come from the latent.
+    pub qk_nope_head_dim: usize,
+    /// Key channels that all heads share.
+    pub qk_rope_head_dim: usize,
+    /// Value channels of a head.
+    pub v_head_dim: usize,
+    /// Heads are gated before the output projection.
+    pub output_gate: bool,
+}
+
+impl MlaConfig {
+    /// Numbers kept per position: the latent and the shared key.
+    pub fn row(&self) -> usize {
+        self.kv_lora_rank + self.qk_rope_head_dim
+    }
+}
+
+/// The mixture of experts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[non_exhaustive]
+pub struct MoeConfig {
+    /// Routed experts in a layer.
+    pub num_experts: usize,
+    /// Routed experts that a token uses.
+    pub num_experts_per_token: usize,
+    /// Shared experts, stored as one MLP of their joint width.
+    pub num_shared_experts: usize,
+    /// Inner width of one expert.
+    pub intermediate_size: usize,
+    /// Width that routed experts read and write, when it is not the hidden size.
+    pub latent_size: Option<usize>,
+    /// The sum of the routed experts is normalised before it goes up to the hidden size.
+    pub latent_norm: bool,
+    /// Weights of the chosen experts are divided by their sum.
+    pub renormalize: bool,
+    /// Factor on the weights.
+    pub routed_scaling_factor: f32,
+}
+
+/// Bounds that no released model comes near: they keep sizes from a hostile file out of trouble.
+const MAX_WIDTH: usize = 1 << 20;
+const MAX_LAYERS: usize = 1 << 12;
+const MAX_EXPERTS: usize = 1 << 16;
+const MAX_VOCAB: usize = 1 << 24;
+const MAX_POSITIONS: usize = 1 << 40;
+
+/// Assumed where a file names no longest sequence: K3's own limit.
+const DEFAULT_POSITIONS: usize = 1 << 20;
+
+impl Config {
+    /// Reads a `config.json`. `path` is named in errors.
+    ///
+    /// # Errors
+    /// [`ConfigError`] naming the field: no JSON, a required field that is missing, a value of the wrong type or out of
+    /// range, a feature that this crate does not compute.
+    pub fn parse(json: &[u8], path: &Path) -> Result<Self, ConfigError> {
+        let document = Document::parse(json, path)?;
+        let top = document.fields();
+        let model_type: String = top.required("model_type")?;
+        if !MODEL_TYPES.contains(&model_type.as_str()) {
+            return Err(top.unsupported(
+                "model_type",
+                &model_type,
+                &format!("known types: {}", MODEL_TYPES.join(", ")),
+            ));
+        }
+        let text = top.nested("text_config")?.unwrap_or_else(|| document.fields());
+        let positions = match text.optional_size("max_position_embeddings", MAX_POSITIONS)? {
+            Some(positions) => positions,
+            None => text.optional_size("model_max_length", MAX_POSITIONS)?.unwrap_or(DEFAULT_POSITIONS),
+        };
+        let tie = top.optional("tie_word_embeddings")?.or(text.optional("tie_word_embeddings")?);
+        let (top_bos, text_bos) = (top.optional("bos_token_id")?, text.optional("bos_token_id")?);
+        let (mut eos, text_eos) = (top.token_ids("eos_token_id")?, text.token_ids("eos_token_id")?);
+        if eos.is_empty() {
+            eos = text_eos;
+        }
+        let config = Self {
+            model_type,
+            hidden_size: text.size("hidden_size", MAX_WIDTH)?,
+            vocab_size: text.size("vocab_size", MAX_VOCAB)?,
+            rms_norm_eps: text.positive("rms_norm_eps")?,
+            layers: layers(&text)?,
+            kda: kda(&text)?,
+            mla: mla(&text)?,
+            intermediate_size: text.size("intermediate_size", MAX_WIDTH)?,
+            moe: moe(&text)?,
+            situ: situ(&text)?,
+            attn_res_block_size: text.optional_size("attn_res_block_size", MAX_LAYERS)?,
+            max_position_embeddings: positions,
+            tie_word_embeddings: tie.unwrap_or(false),
+            bos_token_id: top_bos.or(text_bos),
+            eos_token_ids: eos,
+            unknown: Map::new(),
+        };
+        Ok(Self { unknown: document.unread(), ..config })
+    }
+
+    /// How many layers have the given kind of attention.
+    pub fn attention_layers(&self, kind: AttentionKind) -> usize {
+        self.layers.iter().filter(|layer| layer.attention == kind).count()
+    }
+}
+
+fn kda(text: &Fields<'_>) -> Result<Option<KdaConfig>, ConfigError> {
+    let Some(linear) = text.nested("linear_attn_config")? else { return Ok(None) };
+    let decay = match linear.optional::<f32>("gate_lower_bound")? {
+        Some(lower_bound) if lower_bound < 0.0 && lower_bound.is_finite() => Decay::Bounded { lower_bound },
+        Some(bound) => {
+            return Err(linear.unsupported("gate_lower_bound", &bound.to_string(), "it must be negative"));
+        }
+        None => Decay::Softplus,
+    };
+    let config = KdaConfig {
+        num_heads: linear.size("num_heads", MAX_WIDTH)?,
+        head_dim: linear.size("head_dim", MAX_WIDTH)?,
+        short_conv_kernel_size: linear.size("short_conv_kernel_size", 64)?,
+        decay,
+        use_full_rank_gate: linear.optional("use_full_rank_gate")?,
+    };
+    if config.num_heads * config.head_dim > MAX_WIDTH {
+        return Err(text.unsupported(
+            "linear_attn_config",
+            "its width",
+            "num_heads x head_dim is out of range",
+        ));
+    }
+    Ok(Some(config))
+}
+
+fn mla(text: &Fields<'_>) -> Result<MlaConfig, ConfigError> {
+    if text.optional("mla_use_nope")? == Some(false) {
+        return Err(text.unsupported("mla_use_nope", "false", "rotary attention is not part of kimi_k3"));
+    }
+    let config = MlaConfig {
+        num_heads: text.size("num_attention_heads", MAX_WIDTH)?,
+        q_lora_rank: text.size("q_lora_rank", MAX_WIDTH)?,
+        kv_lora_rank: text.size("kv_lora_rank", MAX_WIDTH)?,
+        qk_nope_head_dim: text.size("qk_nope_head_dim", MAX_WIDTH)?,
+        qk_rope_head_dim: text.size("qk_rope_head_dim", MAX_WIDTH)?,
+        v_head_dim: text.size("v_head_dim", MAX_WIDTH)?,
+        output_gate: text.optional("mla_use_output_gate")?.unwrap_or(false),
+    };
+    let widest = config.qk_nope_head_dim + config.qk_rope_head_dim.max(config.v_head_dim);
+    if config.num_heads.saturating_mul(widest) > 4 * MAX_WIDTH {
+        return Err(text.unsupported(
+            "num_attention_heads",
+            &config.num_heads.to_string(),
+            "the heads are too wide",
+        ));
+    }
+    Ok(config)
+}
+
+fn situ(text: &Fields<'_>) -> Result<Situ<f32>, ConfigError> {
+    let beta: Option<f32> = text.optional("activation_situ_beta")?;
+    let linear_beta: Option<f32> = text.optional("activation_situ_linear_beta")?;
+    match text.optional::<String>("hidden_act")?.as_deref() {
+        Some("situ") => {}
+        // Checkpoints made by tools leave the name out; the constants say which activation it is.
+        None if beta.is_some() => {}
+        None => return Err(text.missing("hidden_act")),
+        Some(other) => return Err(text.unsupported("hidden_act", other, "kimi_k3 uses `situ`")),
+    }
+    for (field, value) in [("activation_situ_beta", beta), ("activation_situ_linear_beta", linear_beta)] {
+        if let Some(value) = value
+            && !(value > 0.0 && value.is_finite())
+        {
+            return Err(text.unsupported(field, &value.to_string(), "it must be positive"));
+        }
+    }
+    Ok(Situ { beta: beta.unwrap_or(1.0), linear_beta })
+}
+
+fn moe(text: &Fields<'_>) -> Result<Option<MoeConfig>, ConfigError> {
+    let Some(num_experts) = text.optional_size("num_experts", MAX_EXPERTS)? else { return Ok(None) };
+    for (field, supported) in [("moe_router_activation_func", "sigmoid"), ("topk_method", "noaux_tc")] {
+        if let Some(value) = text.optional::<String>(field)?
+            && value != supported
+        {
+            return Err(text.unsupported(field, &value, &format!("kimi_k3 uses `{supported}`")));
+        }
+    }
+    let groups = text.optional_size("num_expert_group", MAX_EXPERTS)?.unwrap_or(1);
+    if groups > 1 {
+        return Err(text.unsupported("num_expert_group", &groups.to_string(), "kimi_k3 has one group"));
+    }
+    let config = MoeConfig {
+        num_experts,
+        num_experts_per_token: text.size("num_experts_per_token", num_experts)?,
+        num_shared_experts: text.optional("num_shared_experts")?.unwrap_or(0),
+        intermediate_size: text.size("moe_intermediate_size", MAX_WIDTH)?,
+        latent_size: text.optional_size("routed_expert_hidden_size", MAX_WIDTH)?,
+        latent_norm: text.optional("latent_moe_use_norm")?.unwrap_or(false),
+        renormalize: text.optional("moe_renormalize")?.unwrap_or(true),
+        routed_scaling_factor: text.optional("routed_scaling_factor")?.unwrap_or(1.0),
+    };
+    if config.num_shared_experts.saturating_mul(config.intermediate_size) > MAX_WIDTH {
+        let shared = config.num_shared_experts.to_string();
+        return Err(text.unsupported("num_shared_experts", &shared, "the shared experts are too wide"));
+    }
+    if !config.routed_scaling_factor.is_finite() {
+        return Err(text.unsupported(
+            "routed_scaling_factor",
+            "a value that is not finite",
+            "it must be a number",
+        ));
+    }
+    Ok(Some(config))
+}
+
+/// The kind of each layer. The two lists of the file count from 1 and must share out all layers.
+fn layers(text: &Fields<'_>) -> Result<Vec<LayerConfig>, ConfigError> {
+    let count = text.size("num_hidden_layers", MAX_LAYERS)?;
+    let first_moe: usize = text.optional("first_k_dense_replace")?.unwrap_or(0);
+    let frequency = text.optional_size("moe_layer_freq", MAX_LAYERS)?.unwrap_or(1);
+    let has_experts = text.holds("num_experts");
+    let mut attention = vec![None; count];
+    match text.nested("linear_attn_config")? {
+        None => attention.fill(Some(AttentionKind::Mla)),
+        Some(linear) => {
+            for (field, kind) in
+                [("kda_layers", AttentionKind::Kda), ("full_attn_layers", AttentionKind::Mla)]
+            {
+                let list: Vec<usize> = linear.required(field)?;
+                for number in list {
+                    let slot = number.checked_sub(1).and_then(|layer| attention.get_mut(layer));
+                    match slot {
+                        Some(slot @ None) => *slot = Some(kind),
+                        Some(Some(_)) => return Err(linear.layer(field, number, "is listed twice")),
+                        None => {
+                            let reason = format!("is outside 1 to {count} (the lists count from 1)");
+                            return Err(linear.layer(field, number, &reason));
+                        }
+                    }
+                }
+            }
+            if let Some(missing) = attention.iter().position(Option::is_none) {
+                return Err(linear.layer(
+                    "kda_layers",
+                    missing + 1,
+                    "is in neither list (the lists count from 1)",
+                ));
+            }
+        }
+    }
+    let layers = attention.into_iter().enumerate().map(|(i, attention)| LayerConfig {
+        attention: attention.expect("every layer was checked"),
+        feed_forward: if has_experts && i >= first_moe && i.is_multiple_of(frequency) {
+            FeedForwardKind::Moe
+        } else {
+            FeedForwardKind::Dense
+        },
+    });
+    Ok(layers.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn parse(value: &Value) -> Result<Config, ConfigError> {
+        Config::parse(value.to_string().as_bytes(), Path::new("config.json"))
+    }
+
+    /// The released shape in small.
+    fn small() -> Value {
+        json!({
+            "model_type": "kimi_k3", "eos_token_id": 9, "vision_config": {"patch_size": 14},
+            "text_config": {
+                "model_type": "kimi_linear", "hidden_size": 8, "vocab_size": 16, "num_hidden_layers": 4, "rms_norm_eps": 1e-5,
+                "num_attention_heads": 2, "q_lora_rank": 4, "kv_lora_rank": 4, "qk_nope_head_dim": 2, "qk_rope_head_dim": 2,
+                "v_head_dim": 2, "mla_use_nope": true, "mla_use_output_gate": true, "intermediate_size": 8,
+                "hidden_act": "situ", "activation_situ_beta": 4.0, "activation_situ_linear_beta": 25.0,
+                "attn_res_block_size": 2, "num_experts": 4, "num_experts_per_token": 2, "num_shared_experts": 1,
+                "moe_intermediate_size": 32, "routed_expert_hidden_size": 32, "latent_moe_use_norm": true,
+                "first_k_dense_replace": 1, "novel_field": [1, 2],
+                "linear_attn_config": {
+                    "num_heads": 2, "head_dim": 4, "short_conv_kernel_size": 4, "gate_lower_bound": -5.0,
+                    "kda_layers": [1, 2, 3], "full_attn_layers": [4], "odd": true
+                }
+            }
+        })
+    }
+
+    fn text(config: &mut Value) -> &mut Map<String, Value> {
+        config["text_config"].as_object_mut().unwrap()
+    }
+
+    #[test]
+    fn the_nested_text_part_is_read_and_the_rest_is_kept() {
+        let config = parse(&small()).unwrap();
+        assert_eq!(config.layers[3].attention, AttentionKind::Mla);
+        assert_eq!(config.layers[0].feed_forward, FeedForwardKind::Dense);
+        assert_eq!(config.layers[1].feed_forward, FeedForwardKind::Moe);
+        assert_eq!(config.eos_token_ids, [9]);
+        assert_eq!(config.kda.unwrap().decay, Decay::Bounded { lower_bound: -5.0 });
+        let expected = json!({
+            "vision_config": {"patch_size": 14},
+            "text_config": {"model_type": "kimi_linear", "novel_field": [1, 2], "linear_attn_config": {"odd": true}}
+        });
+        assert_eq!(Value::Object(config.unknown), expected);
+    }
+
+    #[test]
+    fn an_absent_bound_selects_the_other_decay() {
+        let mut value = small();
+        text(&mut value)["linear_attn_config"].as_object_mut().unwrap().remove("gate_lower_bound");
+        assert_eq!(parse(&value).unwrap().kda.unwrap().decay, Decay::Softplus);
+        text(&mut value)["linear_attn_config"]["gate_lower_bound"] = Value::Null;
+        assert_eq!(parse(&value).unwrap().kda.unwrap().decay, Decay::Softplus);
+    }
+
+    #[test]
+    fn optional_fields_have_their_documented_meaning() {
+        let mut value = small();
+        for field in [
+            "activation_situ_linear_beta",
+            "attn_res_block_size",
+            "routed_expert_hidden_size",
+            "latent_moe_use_norm",
+            "mla_use_output_gate",
+            "hidden_act",
+            "num_shared_experts",
+        ] {
+            text(&mut value).remove(field);
+        }
+        let config = parse(&value).unwrap();
+        let moe = config.moe.unwrap();
+        assert_eq!(config.situ, Situ { beta: 4.0, linear_beta: None });
+        assert_eq!((config.attn_res_block_size, moe.latent_size, moe.latent_norm), (None, None, false));
+        assert_eq!((config.mla.output_gate, moe.num_shared_experts, moe.renormalize), (false, 0, true));
+        assert_eq!(moe.routed_scaling_factor, 1.0);
+    }
+
+    #[test]
+    fn a_missing_field_is_named() {
+        for field in
+            ["hidden_size", "kv_lora_rank", "num_experts_per_token", "intermediate_size", "rms_norm_eps"]
+        {
+            let mut value = small();
+            text(&mut value).remove(field);
+            let message = parse(&value).unwrap_err().to_string();
+            assert_eq!(message, format!("config.json: required field `text_config.{field}` is missing"));
+        }
+        let mut value = small();
+        text(&mut value)["linear_attn_config"].as_object_mut().unwrap().remove("head_dim");
+        let message = parse(&value).unwrap_err().to_string();
+        assert!(message.contains("`text_config.linear_attn_config.head_dim` is missing"), "{message}");
+    }
+
+    #[test]
+    fn values_out_of_range_or_of_another_type_are_refused() {
+        for (field, bad) in [
+            ("hidden_size", json!(0)),
+            ("hidden_size", json!(-1)),
+            ("hidden_size", json!("8")),
+            ("hidden_size", json!(1u64 << 62)),
+            ("num_hidden_layers", json!(1u64 << 40)),
+            ("num_experts_per_token", json!(5)),
+            ("rms_norm_eps", json!(0.0)),
+            ("rms_norm_eps", json!(1e-60)),
+            ("activation_situ_beta", json!(-4.0)),
+            ("hidden_act", json!("silu")),
+            ("mla_use_nope", json!(false)),
+            ("num_expert_group", json!(8)),
+            ("moe_router_activation_func", json!("softmax")),
+        ] {
+            let mut value = small();
+            text(&mut value).insert(field.into(), bad.clone());
+            let message = parse(&value).unwrap_err().to_string();
+            assert!(message.contains(field), "{field} = {bad}: {message}");
+        }
+    }
+
+    #[test]
+    fn layer_lists_count_from_one_and_share_out_all_layers() {
+        for (kda, mla, expected) in [
+            (json!([0, 1, 2]), json!([3]), "layer 0"),
+            (json!([1, 2]), json!([4]), "layer 3"),
+            (json!([1, 2, 3]), json!([3, 4]), "layer 3"),
+            (json!([1, 2, 3]), json!([5]), "layer 5"),
+        ] {
+            let mut value = small();
+            text(&mut value)["linear_attn_config"]["kda_layers"] = kda;
+            text(&mut value)["linear_attn_config"]["full_attn_layers"] = mla;
+            let message = parse(&value).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        }
+    }
+
+    #[test]
+    fn other_models_are_refused_by_name() {
+        for (json, expected) in [
+            (r#"{"model_type": "llama"}"#, "`llama`"),
+            (r#"{"architectures": []}"#, "`model_type` is missing"),
+            ("[1]", "object"),
+            ("{\"model_type\": ", "not valid JSON"),
+            ("\u{feff}", "not valid JSON"),
+        ] {
+            let message = Config::parse(json.as_bytes(), Path::new("x/config.json")).unwrap_err().to_string();
+            assert!(message.contains(expected) && message.contains("x/config.json"), "{message}");
+        }
+        assert!(Config::parse(b"{\"model_type\": \"\xff\"}", Path::new("c")).is_err());
+    }
+}

@@ -1,0 +1,238 @@
+//! A model made ready to run inside a memory limit.
+
+use std::sync::Arc;
+
+use kimi_kernels::{Isa, Kernels, Scratch, Threads};
+use kimi_paging::{
+    Backend, Budget, Lease, LeasedVec, ReadStats, Readers, Slots, Tape, current_rss_bytes, memory_limit,
+};
+
+use crate::error::Error;
+use crate::layer::Routing;
+use crate::layout::MAX_PARTS;
+use crate::model::Model;
+use crate::plan::{PROCESS_ITEMS, Plan, Planner, WorkSizes, ring};
+use crate::session::{LOG_COLUMNS, Session, SessionSizes};
+use crate::weights::{BytesRead, ReadCounter, Weights};
+
+/// Sources that a mix of Attention Residuals can have: the kept blocks and the running sum.
+pub(crate) const MAX_SOURCES: usize = 64;
+
+/// The share of the machine's memory limit that is used when nobody says how much: 7/8.
+const DEFAULT_SHARE: (u64, u64) = (7, 8);
+
+/// How to run a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct EngineOptions {
+    /// Ceiling of the process's memory in bytes; `None` takes seven eighths of what the machine or its cgroup allows.
+    pub ram_bytes: Option<u64>,
+    /// Tokens that a session must be able to hold.
+    pub positions: usize,
+    /// Columns of the widest pass; less where memory is short.
+    pub columns: usize,
+    /// Compute threads; `None` takes what affinity and CPU quota allow.
+    pub threads: Option<usize>,
+    /// Instruction set; `None` takes the fastest of this processor.
+    pub isa: Option<Isa>,
+    /// Threads that read.
+    pub reader_threads: usize,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self { ram_bytes: None, positions: 4096, columns: 512, threads: None, isa: None, reader_threads: 4 }
+    }
+}
+
+/// A model with its pager, threads and working memory: everything that sessions share. It runs one pass at a time.
+#[derive(Debug)]
+pub struct Engine {
+    pub(crate) model: Arc<Model>,
+    pub(crate) weights: Weights,
+    pub(crate) work: Workspace,
+    /// The trunk of the next pass has been announced already.
+    pub(crate) announced: bool,
+    budget: Budget,
+    plan: Plan,
+    sizes: SessionSizes,
+    readers: Readers,
+    /// What the process takes beside the ledger's buffers.
+    _process: Lease,
+}
+
+/// The buffers of a pass.
+#[derive(Debug)]
+pub(crate) struct Workspace {
+    /// The residual sum, the mixed and the normed input of a sublayer and its output: `columns x hidden` each.
+    pub(crate) sums: LeasedVec<f32>,
+    pub(crate) mixed: LeasedVec<f32>,
+    pub(crate) normed: LeasedVec<f32>,
+    pub(crate) output: LeasedVec<f32>,
+    /// The kept blocks of Attention Residuals.
+    pub(crate) blocks: LeasedVec<f32>,
+    pub(crate) blocks_kept: usize,
+    pub(crate) phase: LeasedVec<f32>,
+    pub(crate) packed: [LeasedVec<f32>; 2],
+    pub(crate) routing: Routing,
+    pub(crate) logits: LeasedVec<f32>,
+    pub(crate) embedding_row: LeasedVec<u8>,
+}
+
+impl Workspace {
+    fn new(model: &Model, sizes: &WorkSizes, columns: usize, budget: &Budget) -> Result<Self, Error> {
+        let floats = |count| budget.zeroed(count, "activations");
+        Ok(Self {
+            sums: floats(sizes.stream)?,
+            mixed: floats(sizes.stream)?,
+            normed: floats(sizes.stream)?,
+            output: floats(sizes.stream)?,
+            blocks: floats(sizes.blocks)?,
+            blocks_kept: 0,
+            phase: floats(sizes.phase)?,
+            packed: [floats(sizes.packed[0])?, floats(sizes.packed[1])?],
+            routing: Routing::new(model.config.moe.as_ref(), columns, budget)?,
+            logits: floats(sizes.logits)?,
+            embedding_row: {
+                let embedding = &model.layout.embedding;
+                let row = embedding.weights.len / (embedding.rows as u64).max(1);
+                budget.zeroed(row as usize, "activations")?
+            },
+        })
+    }
+}
+
+impl Engine {
+    /// Plans the memory and takes it. Nothing of the big matrices is read before the plan fits.
+    ///
+    /// # Errors
+    /// [`Error::DoesNotFit`] with the table of what is needed when the limit is below the floor,
+    /// [`Error::UnsupportedIsa`] for an instruction set that this processor lacks, and errors of the system.
+    pub fn new(model: Arc<Model>, options: &EngineOptions) -> Result<Self, Error> {
+        let kernels = match options.isa {
+            Some(isa) => Kernels::with_isa(isa).ok_or(Error::UnsupportedIsa { isa })?,
+            None => Kernels::detect(),
+        };
+        let available = || std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = Threads::new(options.threads.unwrap_or_else(available))?;
+        let limit_bytes = options.ram_bytes.or_else(default_limit).unwrap_or(u64::MAX);
+        let sources = model.checkpoint.index().sources();
+        let tape = Tape::new(model.layout.entries.clone())?;
+        let planner = Planner {
+            config: &model.config,
+            layout: &model.layout,
+            sources,
+            tape: &tape,
+            kernels,
+            threads: threads.count(),
+            options,
+            limit_bytes,
+            // Where the system does not tell, what is known to be there.
+            process_bytes: current_rss_bytes().unwrap_or_else(|| {
+                model.layout.vector_bytes() + model.checkpoint.index().heap_bytes() as u64
+            }),
+        };
+        let plan = planner.plan()?;
+        let budget = Budget::new(limit_bytes);
+        let beside =
+            plan.items.iter().filter(|item| PROCESS_ITEMS.contains(&item.what)).map(|item| item.bytes).sum();
+        let process = budget.lease(beside, "process")?;
+
+        let readers = Readers::new(options.reader_threads)?;
+        let ring = ring(sources, &tape, plan.tile_bytes, plan.ring_depth, plan.pinned_bytes)
+            .build(&budget, &readers)?;
+        let slots = match plan.expert_slots {
+            0 => None,
+            count => {
+                let slots =
+                    Slots::new(sources, &budget, &readers, count, model.layout.slot_bytes(), MAX_PARTS)?;
+                Some(slots.keep_mapped(plan.all_pinned && count == model.layout.expert_count()))
+            }
+        };
+        let sizes = WorkSizes::new(&model.config, kernels, plan.columns);
+        let scratch_lease =
+            budget.lease(sizes.scratch as u64 * 4 * threads.count() as u64, "scratch of threads")?;
+        let weights = Weights {
+            kernels,
+            scratch: Scratch::new(&threads, sizes.scratch),
+            _scratch_lease: scratch_lease,
+            threads,
+            ring,
+            slots,
+            matrices: model.layout.matrices.clone(),
+            lm_head: model.layout.lm_head,
+            tile: budget.zeroed(sizes.tile, "activations")?,
+            counter: ReadCounter::default(),
+        };
+        let work = Workspace::new(&model, &sizes, plan.columns, &budget)?;
+        let sizes = SessionSizes::new(&model.config, plan.columns, plan.positions);
+        Ok(Self { model, weights, work, announced: false, budget, plan, sizes, readers, _process: process })
+    }
+
+    /// A new, empty session.
+    ///
+    /// # Errors
+    /// [`Error::Paging`] when the budget has no room for another.
+    pub fn session(&self) -> Result<Session, Error> {
+        Session::new(&self.model.config, &self.sizes, &self.budget)
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// The memory plan.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The ledger.
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// The most tokens of one pass.
+    pub fn max_columns(&self) -> usize {
+        self.plan.columns
+    }
+
+    /// The most tokens of a pass any prefix of which can be committed.
+    pub fn max_logged_columns(&self) -> usize {
+        self.plan.columns.min(LOG_COLUMNS)
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.weights.kernels.isa()
+    }
+
+    /// Compute threads in use.
+    pub fn threads(&self) -> usize {
+        self.weights.threads.count()
+    }
+
+    /// Bytes read since the engine was made.
+    pub fn bytes_read(&self) -> BytesRead {
+        self.weights.counter.bytes()
+    }
+
+    /// The counter behind [`bytes_read`](Self::bytes_read), to be watched while a pass runs.
+    pub fn read_counter(&self) -> ReadCounter {
+        self.weights.counter.clone()
+    }
+
+    /// Counts of the readers.
+    pub fn read_stats(&self) -> ReadStats {
+        self.readers.stats()
+    }
+
+    /// How files are read; the first shard stands for all.
+    pub fn backend(&self) -> Backend {
+        self.model.checkpoint.index().sources().first().map_or(Backend::Memory, |source| source.backend())
+    }
+}
+
+fn default_limit() -> Option<u64> {
+    memory_limit().bytes().map(|bytes| bytes / DEFAULT_SHARE.1 * DEFAULT_SHARE.0)
+}

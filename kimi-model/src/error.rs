@@ -1,0 +1,184 @@
+//! Everything that can go wrong between a folder and its next token.
+
+use std::path::PathBuf;
+
+use kimi_kernels::{Isa, ThreadsError};
+
+use crate::plan::Plan;
+
+/// A `config.json` that cannot be run.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// The file is not JSON.
+    #[error("{}: not valid JSON", file.display())]
+    Json {
+        /// The file.
+        file: PathBuf,
+        /// Where parsing stopped and why.
+        source: serde_json::Error,
+    },
+    /// The file holds JSON, but no object.
+    #[error("{}: expected a JSON object", file.display())]
+    NotAnObject {
+        /// The file.
+        file: PathBuf,
+    },
+    /// A field without which the model is not defined.
+    #[error("{}: required field `{field}` is missing", file.display())]
+    Missing {
+        /// The file.
+        file: PathBuf,
+        /// The field, dots between nested names.
+        field: String,
+    },
+    /// A field with a value that cannot be used.
+    #[error("{}: field `{field}`: {reason}", file.display())]
+    Invalid {
+        /// The file.
+        file: PathBuf,
+        /// The field, dots between nested names.
+        field: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
+
+/// A sampling option out of its range.
+#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
+#[error("{option} is {value}, it must be {allowed}")]
+pub struct SamplerError {
+    /// The option.
+    pub option: &'static str,
+    /// Its value.
+    pub value: f32,
+    /// What would be right.
+    pub allowed: &'static str,
+}
+
+/// Anything that stops a model from opening or a pass from finishing.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The configuration cannot be read.
+    #[error("{}: cannot be read; a model folder needs a config.json", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The configuration cannot be run.
+    #[error(transparent)]
+    Format(#[from] ConfigError),
+    /// The files cannot be read, or memory is short.
+    #[error(transparent)]
+    Paging(#[from] kimi_paging::Error),
+    /// A tensor that the configuration calls for is nowhere in the checkpoint.
+    #[error("{}: tensor `{tensor}` is missing", dir.display())]
+    MissingTensor {
+        /// The folder.
+        dir: PathBuf,
+        /// The full name.
+        tensor: String,
+    },
+    /// A tensor that cannot be used.
+    #[error("{}: tensor `{tensor}`: {reason}", dir.display())]
+    Tensor {
+        /// The folder.
+        dir: PathBuf,
+        /// The full name.
+        tensor: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The limit is below what the model needs.
+    #[error("the model needs {:.1} MB, {:.1} MB are allowed:\n{plan}", *needed as f64 / 1e6, plan.limit_bytes as f64 / 1e6)]
+    DoesNotFit {
+        /// Bytes needed at least.
+        needed: u64,
+        /// What they are for.
+        plan: Box<Plan>,
+    },
+    /// The processor lacks an instruction set that was asked for.
+    #[error("this processor has no {isa}")]
+    UnsupportedIsa {
+        /// The instruction set.
+        isa: Isa,
+    },
+    /// The compute threads could not be started.
+    #[error(transparent)]
+    Threads(#[from] ThreadsError),
+    /// A pass of no tokens or of too many.
+    #[error("a pass takes 1 to {max} tokens, not {columns}")]
+    PassWidth {
+        /// Tokens given.
+        columns: usize,
+        /// Tokens allowed.
+        max: usize,
+    },
+    /// A token id that the model does not know.
+    #[error("token id {id} is outside the vocabulary of {vocab_size}")]
+    Token {
+        /// The id.
+        id: u32,
+        /// Entries of the vocabulary.
+        vocab_size: usize,
+    },
+    /// The session cannot hold more tokens.
+    #[error("the context is full: {position} of {capacity} tokens are taken and {tokens} more do not fit")]
+    ContextFull {
+        /// Tokens that the session can hold.
+        capacity: usize,
+        /// Tokens that it holds.
+        position: usize,
+        /// Tokens that were to be added.
+        tokens: usize,
+    },
+    /// A number of tokens that a pass cannot keep.
+    #[error("a pass of {columns} tokens cannot keep {count} of them")]
+    Commit {
+        /// Tokens of the pass.
+        columns: usize,
+        /// Tokens to keep.
+        count: usize,
+    },
+    /// A layer computed a number that is not finite.
+    #[error("layer {layer} computed a number that is not finite at position {position}")]
+    NotFinite {
+        /// The layer, from 0.
+        layer: usize,
+        /// The position of the token.
+        position: usize,
+    },
+    /// The output matrix gave a logit that is not finite.
+    #[error("the output layer computed a logit that is not finite")]
+    NotFiniteLogits,
+    /// A matrix does not fit its bytes: a fault of this crate or of a file that changed while it was read.
+    #[error(transparent)]
+    Layout(#[from] kimi_quant::LayoutError),
+    /// Operands that do not fit each other: a fault of this crate.
+    #[error(transparent)]
+    Shape(#[from] kimi_kernels::ShapeError),
+    /// Whoever takes the logits failed.
+    #[error("logits could not be handed over")]
+    Sink(#[source] std::io::Error),
+    /// There is nothing to go on from.
+    #[error("the prompt is empty; give a text or ids")]
+    EmptyPrompt,
+    /// Stop texts that cannot be used.
+    #[error("stop texts cannot be used: {reason}")]
+    StopText {
+        /// Why.
+        reason: &'static str,
+    },
+    /// A generated id that the tokenizer does not know.
+    #[error(transparent)]
+    UnknownToken(#[from] kimi_text::UnknownToken),
+    /// Somebody asked for the end.
+    #[error("cancelled")]
+    Cancelled,
+    /// A sampling option out of its range.
+    #[error(transparent)]
+    Sampler(#[from] SamplerError),
+}

@@ -1,0 +1,320 @@
+//! A prompt in, tokens out: prefill in wide passes, then one token at a time.
+
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use kimi_text::{Flagged, StopMatcher, TextStream, TokenId, Tokenizer};
+
+use crate::dump::LogitDump;
+use crate::engine::Engine;
+use crate::error::Error;
+use crate::pass::{Logits, Observer, PassOptions};
+use crate::sampler::{Sampler, SamplerOptions};
+use crate::session::Session;
+
+/// What to generate and when to stop.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct GenerateOptions {
+    /// The most tokens to generate.
+    pub max_tokens: usize,
+    /// How tokens are chosen.
+    pub sampler: SamplerOptions,
+    /// Texts that end the generation and are not part of it. They need a tokenizer.
+    pub stop: Vec<String>,
+    /// Go on after an end token.
+    pub ignore_eos: bool,
+    /// The most tokens of a pass over the prompt; 0 takes as many as the engine allows.
+    pub chunk: usize,
+}
+
+impl Default for GenerateOptions {
+    fn default() -> Self {
+        Self {
+            max_tokens: 256,
+            sampler: SamplerOptions::default(),
+            stop: Vec::new(),
+            ignore_eos: false,
+            chunk: 0,
+        }
+    }
+}
+
+/// Why a generation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FinishReason {
+    /// The model chose one of its end tokens.
+    Eos,
+    /// A stop text came up.
+    Stop,
+    /// All tokens that were asked for are there.
+    Length,
+    /// The context is full.
+    Context,
+    /// Somebody asked for the end.
+    Cancelled,
+}
+
+impl FinishReason {
+    /// The name that reports use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Eos => "eos",
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Context => "context",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// Hears of a generation while it runs.
+pub trait Listener: Observer {
+    /// `done` of `total` prompt tokens have been read.
+    fn prompt(&mut self, done: usize, total: usize) {
+        let _ = (done, total);
+    }
+
+    /// A token was chosen. `text` is what became certain with it: whole characters that are not part of a stop text.
+    fn token(&mut self, id: u32, text: &str) {
+        let _ = (id, text);
+    }
+
+    /// The last of the text, once it is certain that nothing follows.
+    fn rest(&mut self, text: &str) {
+        let _ = text;
+    }
+}
+
+impl Listener for () {}
+
+/// A finished generation.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Generation {
+    /// The generated ids, an end token included.
+    pub ids: Vec<u32>,
+    /// Their text, without stop text; empty without a tokenizer.
+    pub text: String,
+    /// Why it ended.
+    pub finish: FinishReason,
+    /// Time for the prompt.
+    pub prefill: Duration,
+    /// Time for everything after it.
+    pub decode: Duration,
+    /// Passes over the model.
+    pub passes: usize,
+}
+
+impl Generation {
+    /// Seconds for each token after the first, which the prompt's last pass gave; `None` when there is only that one.
+    pub fn decode_seconds_per_token(&self) -> Option<f64> {
+        let after_first = self.ids.len().checked_sub(1).filter(|&count| count > 0)?;
+        Some(self.decode.as_secs_f64() / after_first as f64)
+    }
+}
+
+/// Generates from a prompt. The session goes on from where it stands and holds the prompt and all generated tokens but the
+/// last afterwards.
+///
+/// # Errors
+/// [`Error::EmptyPrompt`], [`Error::StopText`], and whatever a pass can fail with, but cancellation: that is a
+/// [`FinishReason`].
+pub fn generate(
+    engine: &mut Engine,
+    session: &mut Session,
+    prompt: &[u32],
+    options: &GenerateOptions,
+    (tokenizer, cancel): (Option<&Tokenizer>, &AtomicBool),
+    mut dump: Option<&mut LogitDump>,
+    listener: &mut dyn Listener,
+) -> Result<Generation, Error> {
+    if prompt.is_empty() {
+        return Err(Error::EmptyPrompt);
+    }
+    let needed = prompt.len() + options.max_tokens.min(1);
+    if session.position() + needed > session.capacity() + 1 {
+        let (capacity, position) = (session.capacity(), session.position());
+        return Err(Error::ContextFull { capacity, position, tokens: prompt.len() });
+    }
+    let mut text = Text::new(tokenizer, &options.stop)?;
+    let mut run = Run { engine, session, cancel, logits: Vec::new(), passes: 0 };
+    let mut sampler = Sampler::new(options.sampler)?;
+    let start = Instant::now();
+    let prefilled = run.prompt(prompt, options, dump.as_deref_mut(), listener);
+    let prefill = start.elapsed();
+    let (mut ids, start) = (Vec::new(), Instant::now());
+    let finish = match prefilled
+        .and_then(|()| run.tokens(options, &mut sampler, &mut text, dump, listener, &mut ids))
+    {
+        Ok(finish) => finish,
+        Err(Error::Cancelled) => FinishReason::Cancelled,
+        Err(error) => return Err(error),
+    };
+    listener.rest(text.finish());
+    let passes = run.passes;
+    Ok(Generation { ids, text: text.all, finish, prefill, decode: start.elapsed(), passes })
+}
+
+/// A generation under way.
+struct Run<'a> {
+    engine: &'a mut Engine,
+    session: &'a mut Session,
+    cancel: &'a AtomicBool,
+    /// Those that choose the next token.
+    logits: Vec<f32>,
+    passes: usize,
+}
+
+impl Run<'_> {
+    fn prompt(
+        &mut self,
+        prompt: &[u32],
+        options: &GenerateOptions,
+        mut dump: Option<&mut LogitDump>,
+        listener: &mut dyn Listener,
+    ) -> Result<(), Error> {
+        let chunk = match options.chunk {
+            0 => self.engine.max_columns(),
+            chunk => chunk.min(self.engine.max_columns()),
+        };
+        let mut done = 0;
+        for tokens in prompt.chunks(chunk) {
+            done += tokens.len();
+            let last = done == prompt.len();
+            let more = !last || options.max_tokens > 1;
+            let logits = match &mut dump {
+                Some(dump) => {
+                    dump.expect(tokens.len());
+                    Logits::Each(*dump)
+                }
+                None if last => Logits::Last,
+                None => Logits::None,
+            };
+            self.pass(tokens, logits, more, listener)?;
+            if let Some(dump) = &mut dump {
+                self.logits.clear();
+                self.logits.extend_from_slice(dump.last_column());
+            }
+            listener.prompt(done, prompt.len());
+        }
+        Ok(())
+    }
+
+    fn tokens(
+        &mut self,
+        options: &GenerateOptions,
+        sampler: &mut Sampler,
+        text: &mut Text<'_>,
+        mut dump: Option<&mut LogitDump>,
+        listener: &mut dyn Listener,
+        ids: &mut Vec<u32>,
+    ) -> Result<FinishReason, Error> {
+        let eos = self.engine.model().config().eos_token_ids.clone();
+        while ids.len() < options.max_tokens {
+            let id = sampler.sample(&self.logits);
+            if let Some(dump) = &mut dump {
+                dump.generated(&self.logits).map_err(Error::Sink)?;
+            }
+            ids.push(id);
+            if !options.ignore_eos && eos.contains(&id) {
+                listener.token(id, "");
+                return Ok(FinishReason::Eos);
+            }
+            let (certain, stopped) = text.push(id)?;
+            listener.token(id, certain);
+            if stopped {
+                return Ok(FinishReason::Stop);
+            }
+            if ids.len() == options.max_tokens {
+                break;
+            }
+            if self.session.position() == self.session.capacity() {
+                return Ok(FinishReason::Context);
+            }
+            let more = ids.len() + 1 < options.max_tokens;
+            self.pass(&[id], Logits::Last, more, listener)?;
+        }
+        Ok(FinishReason::Length)
+    }
+
+    /// Computes and commits one pass and keeps its logits.
+    fn pass(
+        &mut self,
+        tokens: &[u32],
+        logits: Logits<'_>,
+        more: bool,
+        listener: &mut dyn Listener,
+    ) -> Result<(), Error> {
+        let last = matches!(logits, Logits::Last);
+        let mut watch = Watch(listener);
+        #[expect(clippy::needless_match, reason = "the sink's borrow becomes as short as the observer's")]
+        let logits = match logits {
+            Logits::Each(sink) => Logits::Each(sink),
+            Logits::Last => Logits::Last,
+            Logits::None => Logits::None,
+        };
+        let options = PassOptions { logits, more, cancel: Some(self.cancel), observer: Some(&mut watch) };
+        let pass = self.engine.forward(self.session, tokens, options)?;
+        self.passes += 1;
+        if last {
+            self.logits.clear();
+            self.logits.extend_from_slice(pass.logits());
+        }
+        pass.commit(tokens.len())
+    }
+}
+
+/// Passes what an observer sees on to a listener.
+struct Watch<'a>(&'a mut dyn Listener);
+
+impl Observer for Watch<'_> {
+    fn layer(&mut self, layer: usize, layers: usize, sums: &[f32]) {
+        self.0.layer(layer, layers, sums);
+    }
+
+    fn experts(&mut self, layer: usize, ids: &[u32], weights: &[f32]) {
+        self.0.experts(layer, ids, weights);
+    }
+}
+
+/// The text of the generated ids, free of stop texts.
+struct Text<'a> {
+    stream: Option<(TextStream<&'a Tokenizer>, StopMatcher)>,
+    all: String,
+}
+
+impl<'a> Text<'a> {
+    fn new(tokenizer: Option<&'a Tokenizer>, stop: &[String]) -> Result<Self, Error> {
+        if tokenizer.is_none() && !stop.is_empty() {
+            return Err(Error::StopText { reason: "they need a tokenizer, and the model folder has none" });
+        }
+        let matcher = StopMatcher::new(stop.iter().cloned())
+            .map_err(|_| Error::StopText { reason: "an empty one would stop at once" })?;
+        let stream = tokenizer.map(|tokenizer| (TextStream::new(tokenizer, Flagged::Hide), matcher));
+        Ok(Self { stream, all: String::new() })
+    }
+
+    /// The text that a token makes certain, and whether a stop text ended it.
+    fn push(&mut self, id: u32) -> Result<(&str, bool), Error> {
+        let start = self.all.len();
+        let mut stopped = false;
+        if let Some((stream, matcher)) = &mut self.stream {
+            let passed = matcher.push(stream.push(TokenId(id))?);
+            self.all.push_str(passed.text);
+            stopped = passed.stop.is_some();
+        }
+        Ok((&self.all[start..], stopped))
+    }
+
+    /// Whatever was held back.
+    fn finish(&mut self) -> &str {
+        let start = self.all.len();
+        if let Some((stream, matcher)) = &mut self.stream {
+            self.all.push_str(matcher.push(stream.finish()).text);
+            self.all.push_str(matcher.finish());
+        }
+        &self.all[start..]
+    }
+}

@@ -1,0 +1,133 @@
+//! What is inside a checkpoint.
+
+use std::collections::BTreeMap;
+
+use kimi_paging::Dtype;
+use serde::Serialize;
+
+use crate::checkpoint::Checkpoint;
+use crate::config::{AttentionKind, FeedForwardKind};
+use crate::model::Model;
+
+/// Tensors, weights and bytes of one part of a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[non_exhaustive]
+pub struct PartSize {
+    /// Tensors.
+    pub tensors: u64,
+    /// Weights that they hold; scales are not counted.
+    pub weights: u64,
+    /// Bytes stored.
+    pub bytes: u64,
+}
+
+impl PartSize {
+    fn add(&mut self, weights: u64, bytes: u64) {
+        self.tensors += 1;
+        self.weights += weights;
+        self.bytes += bytes;
+    }
+}
+
+/// A summary of a model and its files.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[non_exhaustive]
+pub struct Summary {
+    /// The model's type.
+    pub model_type: String,
+    /// Layers in all.
+    pub layers: usize,
+    /// Layers of Kimi Delta Attention.
+    pub kda_layers: usize,
+    /// Layers of multi-head latent attention.
+    pub mla_layers: usize,
+    /// Layers with experts.
+    pub moe_layers: usize,
+    /// Routed experts of a layer.
+    pub experts: usize,
+    /// Routed experts of a token.
+    pub experts_per_token: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Entries of the vocabulary.
+    pub vocab_size: usize,
+    /// Files with tensors.
+    pub files: usize,
+    /// Sizes by part: `trunk`, `experts`, `embedding`, `head`, `vision`, `other`.
+    pub parts: BTreeMap<&'static str, PartSize>,
+    /// Sizes by type as the files spell it.
+    pub dtypes: BTreeMap<String, PartSize>,
+    /// Everything.
+    pub total: PartSize,
+    /// Bytes that a token needs: the trunk, its experts and the output matrix, with nothing kept in memory.
+    pub bytes_per_token: u64,
+    /// Tensors that the index file does not list.
+    pub unlisted_tensors: usize,
+    /// Memory of the tensor index.
+    pub index_bytes: usize,
+    /// Fields of the configuration that nothing here reads.
+    pub unknown_config_fields: Vec<String>,
+}
+
+impl Summary {
+    /// Summarises a model; every tensor of its files is counted.
+    pub fn new(model: &Model) -> Self {
+        let (config, index) = (&model.config, model.checkpoint.index());
+        let mut parts = BTreeMap::<&'static str, PartSize>::new();
+        let mut dtypes = BTreeMap::<String, PartSize>::new();
+        let mut total = PartSize::default();
+        for (name, info) in index.iter() {
+            let elements: u64 = info.shape.iter().product();
+            let weights = match info.dtype {
+                Dtype::U8 if name.ends_with(".weight_packed") => 2 * elements,
+                _ if name.ends_with(".weight_scale") => 0,
+                _ => elements,
+            };
+            for size in [
+                parts.entry(part(&name, model.checkpoint.prefix())).or_default(),
+                dtypes.entry(info.dtype.to_string()).or_default(),
+                &mut total,
+            ] {
+                size.add(weights, info.bytes);
+            }
+        }
+        let kind = |kind| config.attention_layers(kind);
+        let moe_layers =
+            config.layers.iter().filter(|layer| layer.feed_forward == FeedForwardKind::Moe).count();
+        let per_token = config.moe.as_ref().map_or(0, |moe| moe.num_experts_per_token);
+        Self {
+            model_type: config.model_type.clone(),
+            layers: config.layers.len(),
+            kda_layers: kind(AttentionKind::Kda),
+            mla_layers: kind(AttentionKind::Mla),
+            moe_layers,
+            experts: config.moe.as_ref().map_or(0, |moe| moe.num_experts),
+            experts_per_token: per_token,
+            hidden_size: config.hidden_size,
+            vocab_size: config.vocab_size,
+            files: index.sources().len(),
+            parts,
+            dtypes,
+            total,
+            bytes_per_token: model.layout.tape_bytes()
+                + per_token as u64 * model.layout.expert_bytes_of_one_each(),
+            unlisted_tensors: index.unindexed(),
+            index_bytes: index.heap_bytes(),
+            unknown_config_fields: config.unknown.keys().cloned().collect(),
+        }
+    }
+}
+
+/// The part that a tensor belongs to, by its name.
+fn part(name: &str, prefix: &str) -> &'static str {
+    if Checkpoint::is_vision(name) {
+        return "vision";
+    }
+    match name.strip_prefix(prefix) {
+        Some(name) if name.starts_with("model.layers.") && name.contains(".experts.") => "experts",
+        Some(name) if name.starts_with("model.layers.") => "trunk",
+        Some("model.embed_tokens.weight") => "embedding",
+        Some("lm_head.weight") => "head",
+        _ => "other",
+    }
+}

@@ -1,0 +1,145 @@
+//! Multi-head latent attention without position encoding, in its absorbed form: queries are brought down to the width of
+//! the latents, and only the mixed latent of each head goes up again.
+
+use kimi_kernels::Columns;
+
+use super::{Step, columns, to_columns};
+use crate::arena::Arena;
+use crate::config::MlaConfig;
+use crate::error::Error;
+use crate::layout::Mla;
+use crate::session::{KV_BLOCK, KvCache};
+
+/// Epsilon of the two low-rank norms: the default of the released norm class, not `rms_norm_eps`.
+const LOW_RANK_EPSILON: f32 = 1e-6;
+
+pub(super) fn floats(mla: &MlaConfig, w: usize) -> usize {
+    let heads = mla.num_heads;
+    let query = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim);
+    let values = heads * mla.v_head_dim;
+    // The query before and after its norm, the heads' queries, the latent; absorbed queries and contexts; values in two
+    // orders and their gate.
+    w * (2 * mla.q_lora_rank + query + mla.row() + heads * (mla.row() + mla.kv_lora_rank) + 3 * values)
+}
+
+pub(super) fn forward(
+    step: &mut Step<'_>,
+    layer: &Mla,
+    cache: &mut KvCache,
+    x: &[f32],
+    out: &mut [f32],
+) -> Result<(), Error> {
+    let (w, hidden, mla, position) = (step.columns, step.config.hidden_size, &step.config.mla, step.position);
+    let (heads, nope, latent, row) = (mla.num_heads, mla.qk_nope_head_dim, mla.kv_lora_rank, mla.row());
+    let key_width = nope + mla.qk_rope_head_dim;
+    let value_width = heads * mla.v_head_dim;
+    let Step { weights, cancel, phase, packed: [input, inner], .. } = step;
+    let kernels = weights.kernels;
+    let mut arena = Arena::new(phase);
+    let low_rank = arena.take(w * mla.q_lora_rank);
+    let low_normed = arena.take(w * mla.q_lora_rank);
+    let q = arena.take(w * heads * key_width);
+
+    let x = columns(kernels, &weights.threads, x, hidden, input)?;
+    weights.matmul(layer.query_down, x, low_rank, cancel)?;
+    kernels.rms_norm(low_rank, &layer.query_norm, LOW_RANK_EPSILON, low_normed);
+    let low = columns(kernels, &weights.threads, low_normed, mla.q_lora_rank, inner)?;
+    weights.matmul(layer.query_up, low, q, cancel)?;
+
+    let rows = arena.take(w * row);
+    weights.matmul(layer.latent, x, rows, cancel)?;
+    for (c, new) in rows.chunks_exact(row).enumerate() {
+        let kept = cache.row_mut(position + c);
+        kernels.rms_norm(&new[..latent], &layer.latent_norm, LOW_RANK_EPSILON, &mut kept[..latent]);
+        kept[latent..].copy_from_slice(&new[latent..]);
+    }
+
+    // Per column and head: the absorbed query, then the query's share of the common key.
+    let queries = arena.take(w * heads * row);
+    let own = |i: usize| &q[i * key_width..][..key_width];
+    weights.threads.chunks(queries, row, |i, query| {
+        query[..latent].fill(0.0);
+        query[latent..].copy_from_slice(&own(i)[nope..]);
+    });
+    weights.tiles(layer.key_up, cancel, |multiplier, first, view| {
+        let (kernels, threads, scratch) = (multiplier.kernels, multiplier.threads, multiplier.scratch);
+        let mut result = Ok(());
+        let failed = std::sync::Mutex::new(&mut result);
+        threads.chunks(queries, row, |i, query| {
+            let (start, end) = overlap(i % heads * nope, nope, first, view.rows());
+            if start < end {
+                let part = view.slice_rows(start - first..end - first);
+                let head = i % heads * nope;
+                let x = &own(i)[start - head..end - head];
+                let done =
+                    kernels.gemv_transposed(&mut scratch.piece(threads), part, x, &mut query[..latent]);
+                if let Err(error) = done {
+                    **failed.lock().expect("no task panics") = Err(error);
+                }
+            }
+        });
+        Ok(result?)
+    })?;
+
+    // Head after head, so that the contexts of one head are columns of a product.
+    let contexts = arena.take(heads * w * latent);
+    let scale = 1.0 / (key_width as f32).sqrt();
+    let (threads, scratch) = (&weights.threads, &weights.scratch);
+    threads.chunks(contexts, latent, |i, context| {
+        let (head, c) = (i / w, i % w);
+        let query = &queries[(c * heads + head) * row..][..row];
+        let mut piece = scratch.piece(threads);
+        let (scores, rest) = piece.split_at_mut(KV_BLOCK);
+        let block_context = &mut rest[..latent];
+        let mut state = None;
+        for rows in cache.rows(position + c + 1) {
+            let scores = &mut scores[..rows.len() / row];
+            match &mut state {
+                None => state = Some(kernels.attend_block(query, rows, scale, scores, context)),
+                Some(state) => {
+                    let block = kernels.attend_block(query, rows, scale, scores, block_context);
+                    kernels.merge_blocks(state, context, block, block_context);
+                }
+            }
+        }
+        kernels.finish_attention(state.expect("a column attends at least to itself"), context);
+    });
+
+    let by_head = arena.take(w * value_width);
+    let width = mla.v_head_dim;
+    weights.tiles(layer.value_up, cancel, |multiplier, first, view| {
+        let (kernels, threads, scratch) = (multiplier.kernels, multiplier.threads, multiplier.scratch);
+        let mut result = Ok(());
+        let failed = std::sync::Mutex::new(&mut result);
+        threads.chunks(by_head, width * w, |head, out| {
+            let (start, end) = overlap(head * width, width, first, view.rows());
+            if start < end {
+                let part = view.slice_rows(start - first..end - first);
+                let out = &mut out[(start - head * width) * w..(end - head * width) * w];
+                let x = Columns::new(&contexts[head * w * latent..][..w * latent], latent);
+                let done = x.and_then(|x| kernels.matmul_serial(&mut scratch.piece(threads), part, x, out));
+                if let Err(error) = done {
+                    **failed.lock().expect("no task panics") = Err(error);
+                }
+            }
+        });
+        Ok(result?)
+    })?;
+
+    let values = arena.take(w * value_width);
+    to_columns(&weights.threads, by_head, w, value_width, values);
+    if let Some(id) = layer.gate {
+        let gate = arena.take(w * value_width);
+        weights.matmul(id, x, gate, cancel)?;
+        weights.threads.chunks(values, value_width, |c, values| {
+            kernels.gate(values, &gate[c * value_width..][..value_width]);
+        });
+    }
+    let values = columns(kernels, &weights.threads, values, value_width, inner)?;
+    weights.matmul(layer.output, values, out, cancel)
+}
+
+/// The rows of a head, `start..start + len`, that lie in a tile of `rows` rows from `first` on.
+fn overlap(start: usize, len: usize, first: usize, rows: usize) -> (usize, usize) {
+    (start.max(first), (start + len).min(first + rows))
+}

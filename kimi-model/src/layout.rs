@@ -1,0 +1,551 @@
+//! The model laid out for execution: small vectors in memory, big matrices on the tape in the order of their use.
+
+use kimi_kernels::reference;
+use kimi_paging::{Entry, Extent, Run, Slots, SourceId, TemplateId, TensorIndex};
+use kimi_quant::Encoding;
+
+use crate::checkpoint::{Checkpoint, StoredMatrix};
+use crate::config::{AttentionKind, Config, FeedForwardKind, KdaConfig, MlaConfig, MoeConfig};
+use crate::error::Error;
+
+/// A matrix on the tape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct MatrixId(pub(crate) usize);
+
+/// What the graph needs to know of a matrix on the tape.
+#[derive(Debug, Clone)]
+pub(crate) struct TapeMatrix {
+    pub(crate) encoding: Encoding,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+}
+
+impl TapeMatrix {
+    /// Bytes of one row.
+    pub(crate) fn row_bytes(&self) -> u64 {
+        self.cols as u64 * if self.encoding == Encoding::Bf16 { 2 } else { 4 }
+    }
+
+    /// Bytes of all rows.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.rows as u64 * self.row_bytes()
+    }
+}
+
+/// The whole model.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    pub(crate) layers: Vec<Layer>,
+    /// The key of the mix before the output, with Attention Residuals.
+    pub(crate) output_mix: Option<Vec<f32>>,
+    pub(crate) final_norm: Vec<f32>,
+    pub(crate) lm_head: MatrixId,
+    pub(crate) embedding: StoredMatrix,
+    pub(crate) matrices: Vec<TapeMatrix>,
+    pub(crate) entries: Vec<Entry>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Layer {
+    /// Keys of the mixes before attention and feed-forward, with Attention Residuals.
+    pub(crate) mixes: Option<[Vec<f32>; 2]>,
+    pub(crate) input_norm: Vec<f32>,
+    pub(crate) post_attention_norm: Vec<f32>,
+    pub(crate) attention: Attention,
+    pub(crate) feed_forward: FeedForward,
+}
+
+#[derive(Debug)]
+pub(crate) enum Attention {
+    Kda(Kda),
+    Mla(Mla),
+}
+
+#[derive(Debug)]
+pub(crate) struct Kda {
+    /// The projections of query, key and value.
+    pub(crate) qkv: [MatrixId; 3],
+    /// Their convolution taps, `K x channels` each.
+    pub(crate) taps: [Vec<f32>; 3],
+    pub(crate) decay: [MatrixId; 2],
+    pub(crate) dt_bias: Vec<f32>,
+    /// `exp(A_log)` of each head.
+    pub(crate) rates: Vec<f32>,
+    pub(crate) beta: MatrixId,
+    pub(crate) gate: OutputGate,
+    pub(crate) output_norm: Vec<f32>,
+    pub(crate) output: MatrixId,
+}
+
+/// The gate on the output of KDA.
+#[derive(Debug)]
+pub(crate) enum OutputGate {
+    Full(MatrixId),
+    LowRank([MatrixId; 2]),
+}
+
+#[derive(Debug)]
+pub(crate) struct Mla {
+    pub(crate) query_down: MatrixId,
+    pub(crate) query_norm: Vec<f32>,
+    pub(crate) query_up: MatrixId,
+    pub(crate) latent: MatrixId,
+    pub(crate) latent_norm: Vec<f32>,
+    /// The key rows of `kv_b`, used transposed.
+    pub(crate) key_up: MatrixId,
+    /// The value rows of `kv_b`.
+    pub(crate) value_up: MatrixId,
+    pub(crate) gate: Option<MatrixId>,
+    pub(crate) output: MatrixId,
+}
+
+#[derive(Debug)]
+pub(crate) enum FeedForward {
+    Dense(Mlp),
+    Moe(Box<Moe>),
+}
+
+#[derive(Debug)]
+pub(crate) struct Mlp {
+    pub(crate) gate: MatrixId,
+    pub(crate) up: MatrixId,
+    pub(crate) down: MatrixId,
+    pub(crate) width: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Moe {
+    pub(crate) router: MatrixId,
+    pub(crate) bias: Vec<f32>,
+    /// Down to the latent, the norm of the experts' sum, and up again.
+    pub(crate) latent: Option<Latent>,
+    pub(crate) shared: Option<Mlp>,
+    pub(crate) experts: ExpertBank,
+}
+
+#[derive(Debug)]
+pub(crate) struct Latent {
+    pub(crate) down: MatrixId,
+    pub(crate) norm: Option<Vec<f32>>,
+    pub(crate) up: MatrixId,
+}
+
+/// The routed experts of one layer. Where each of them lies is looked up in the index when it is needed: a table of
+/// all experts of K3 would take more memory than the index itself.
+#[derive(Debug)]
+pub(crate) struct ExpertBank {
+    pub(crate) encoding: Encoding,
+    pub(crate) count: usize,
+    /// Width that the experts read and write.
+    pub(crate) width: usize,
+    /// Width between their matrices.
+    pub(crate) inner: usize,
+    /// The layer's number, as the names spell it.
+    pub(crate) layer: u32,
+    /// Name patterns of the parts of one expert: gate, up and down matrix, each with its scales where it has some.
+    pub(crate) templates: Vec<TemplateId>,
+}
+
+/// Three matrices with two planes each.
+pub(crate) const MAX_PARTS: usize = 6;
+
+/// The extents of one expert.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Parts {
+    extents: [Extent; MAX_PARTS],
+    count: usize,
+}
+
+impl AsRef<[Extent]> for Parts {
+    fn as_ref(&self) -> &[Extent] {
+        &self.extents[..self.count]
+    }
+}
+
+impl Layout {
+    /// Finds and checks every tensor of the model and reads the small ones.
+    pub(crate) fn new(config: &Config, checkpoint: &Checkpoint) -> Result<Self, Error> {
+        let mut tape = TapeBuilder { checkpoint, matrices: Vec::new(), entries: Vec::new() };
+        let hidden = config.hidden_size;
+        let layers =
+            (0..config.layers.len()).map(|i| layer(config, &mut tape, i)).collect::<Result<Vec<_>, _>>()?;
+        let embedding = checkpoint.matrix("model.embed_tokens", config.vocab_size, hidden)?;
+        let lm_head = if config.tie_word_embeddings {
+            tape.push(embedding.clone())
+        } else {
+            tape.matrix("lm_head", config.vocab_size, hidden)?
+        };
+        let output_mix = match config.attn_res_block_size {
+            Some(_) => Some(mix_key(checkpoint, "model.output_attn_res", hidden)?),
+            None => None,
+        };
+        let final_norm = checkpoint.vector("model.norm.weight", &[hidden])?;
+        let TapeBuilder { matrices, entries, .. } = tape;
+        Ok(Self { layers, output_mix, final_norm, lm_head, embedding, matrices, entries })
+    }
+
+    fn banks(&self) -> impl Iterator<Item = &ExpertBank> {
+        self.layers.iter().filter_map(|layer| match &layer.feed_forward {
+            FeedForward::Moe(moe) => Some(&moe.experts),
+            FeedForward::Dense(_) => None,
+        })
+    }
+
+    /// Bytes of a slot that holds any expert; 0 without experts.
+    pub(crate) fn slot_bytes(&self) -> usize {
+        self.banks().map(ExpertBank::slot_bytes).max().unwrap_or(0)
+    }
+
+    /// Bytes of one expert of every layer.
+    pub(crate) fn expert_bytes_of_one_each(&self) -> u64 {
+        self.banks().map(ExpertBank::expert_bytes).sum()
+    }
+
+    /// Bytes of all matrices on the tape.
+    pub(crate) fn tape_bytes(&self) -> u64 {
+        self.matrices.iter().map(TapeMatrix::bytes).sum()
+    }
+
+    /// Experts of all layers.
+    pub(crate) fn expert_count(&self) -> usize {
+        self.banks().map(|bank| bank.count).sum()
+    }
+
+    /// Bytes of the vectors held in memory.
+    pub(crate) fn vector_bytes(&self) -> u64 {
+        let floats = self.layers.iter().map(Layer::vector_floats).sum::<usize>()
+            + self.output_mix.as_ref().map_or(0, Vec::len)
+            + self.final_norm.len();
+        floats as u64 * 4
+    }
+}
+
+impl Layer {
+    fn vector_floats(&self) -> usize {
+        let attention = match &self.attention {
+            Attention::Kda(kda) => {
+                kda.taps.iter().map(Vec::len).sum::<usize>()
+                    + kda.dt_bias.len()
+                    + kda.rates.len()
+                    + kda.output_norm.len()
+            }
+            Attention::Mla(mla) => mla.query_norm.len() + mla.latent_norm.len(),
+        };
+        let feed_forward = match &self.feed_forward {
+            FeedForward::Dense(_) => 0,
+            FeedForward::Moe(moe) => {
+                let norm = moe.latent.as_ref().and_then(|latent| latent.norm.as_ref());
+                moe.bias.len() + norm.map_or(0, Vec::len)
+            }
+        };
+        let mixes = self.mixes.iter().flatten().map(Vec::len).sum::<usize>();
+        attention + feed_forward + mixes + self.input_norm.len() + self.post_attention_norm.len()
+    }
+}
+
+/// Collects matrices in the order of their use.
+struct TapeBuilder<'a> {
+    checkpoint: &'a Checkpoint,
+    matrices: Vec<TapeMatrix>,
+    entries: Vec<Entry>,
+}
+
+impl TapeBuilder<'_> {
+    /// Appends the matrix `base.weight`.
+    fn matrix(&mut self, base: &str, rows: usize, cols: usize) -> Result<MatrixId, Error> {
+        let stored = self.checkpoint.matrix(base, rows, cols)?;
+        if stored.scales.is_some() {
+            let reason = "MXFP4 is read for routed experts only".to_owned();
+            return Err(Error::Tensor {
+                dir: self.checkpoint.dir().to_path_buf(),
+                tensor: stored.name,
+                reason,
+            });
+        }
+        Ok(self.push(stored))
+    }
+
+    fn push(&mut self, stored: StoredMatrix) -> MatrixId {
+        let entry = Entry::new(stored.weights, row_bytes(&stored));
+        self.push_entry(stored, entry)
+    }
+
+    fn push_entry(&mut self, stored: StoredMatrix, entry: Entry) -> MatrixId {
+        let StoredMatrix { encoding, rows, cols, .. } = stored;
+        self.matrices.push(TapeMatrix { encoding, rows, cols });
+        self.entries.push(entry);
+        MatrixId(self.matrices.len() - 1)
+    }
+
+    /// Appends the two halves of `kv_b`: of every head's rows first the keys, then the values.
+    fn key_and_value_up(&mut self, base: &str, mla: &MlaConfig) -> Result<[MatrixId; 2], Error> {
+        let (keys, values) = (mla.qk_nope_head_dim, mla.v_head_dim);
+        let stored = self.checkpoint.matrix(base, mla.num_heads * (keys + values), mla.kv_lora_rank)?;
+        let row = row_bytes(&stored);
+        let half = |first: usize, rows: usize| {
+            let half = StoredMatrix { rows: mla.num_heads * rows, ..stored.clone() };
+            let run = Run {
+                source: stored.weights.source,
+                offset: stored.weights.offset + first as u64 * row,
+                run_bytes: rows as u64 * row,
+                stride: (keys + values) as u64 * row,
+                count: mla.num_heads as u64,
+            };
+            (half, Entry::from_runs([run], row))
+        };
+        let ((key, key_entry), (value, value_entry)) = (half(0, keys), half(keys, values));
+        Ok([self.push_entry(key, key_entry), self.push_entry(value, value_entry)])
+    }
+}
+
+fn row_bytes(stored: &StoredMatrix) -> u64 {
+    stored.weights.len / (stored.rows as u64).max(1)
+}
+
+fn layer(config: &Config, tape: &mut TapeBuilder<'_>, i: usize) -> Result<Layer, Error> {
+    let (checkpoint, hidden) = (tape.checkpoint, config.hidden_size);
+    let base = format!("model.layers.{i}");
+    let mixes = match config.attn_res_block_size {
+        None => None,
+        Some(_) => Some([
+            mix_key(checkpoint, &format!("{base}.self_attention_res"), hidden)?,
+            mix_key(checkpoint, &format!("{base}.mlp_res"), hidden)?,
+        ]),
+    };
+    let attention = match (config.layers[i].attention, &config.kda) {
+        (AttentionKind::Kda, Some(kda_config)) => {
+            Attention::Kda(kda(config, kda_config, tape, &format!("{base}.self_attn"))?)
+        }
+        _ => Attention::Mla(mla(config, tape, &format!("{base}.self_attn"))?),
+    };
+    let feed_forward = match (config.layers[i].feed_forward, &config.moe) {
+        (FeedForwardKind::Moe, Some(moe_config)) => {
+            FeedForward::Moe(Box::new(moe(config, moe_config, tape, &base, i)?))
+        }
+        _ => FeedForward::Dense(mlp(tape, &format!("{base}.mlp"), hidden, config.intermediate_size)?),
+    };
+    Ok(Layer {
+        mixes,
+        input_norm: checkpoint.vector(&format!("{base}.input_layernorm.weight"), &[hidden])?,
+        post_attention_norm: checkpoint
+            .vector(&format!("{base}.post_attention_layernorm.weight"), &[hidden])?,
+        attention,
+        feed_forward,
+    })
+}
+
+/// The elementwise product of a mix's norm and projection.
+///
+/// Both are BF16 in releases, so the products are exact in float32.
+fn mix_key(checkpoint: &Checkpoint, base: &str, hidden: usize) -> Result<Vec<f32>, Error> {
+    let mut key = checkpoint.vector(&format!("{base}_norm.weight"), &[hidden])?;
+    let projection = checkpoint.vector(&format!("{base}_proj.weight"), &[1, hidden])?;
+    key.iter_mut().zip(projection).for_each(|(key, projection)| *key *= projection);
+    Ok(key)
+}
+
+fn kda(config: &Config, kda: &KdaConfig, tape: &mut TapeBuilder<'_>, base: &str) -> Result<Kda, Error> {
+    let (checkpoint, hidden, channels) = (tape.checkpoint, config.hidden_size, kda.channels());
+    let mut qkv = [MatrixId(0); 3];
+    let mut taps = [const { Vec::new() }; 3];
+    for ((name, id), taps) in ["q", "k", "v"].into_iter().zip(&mut qkv).zip(&mut taps) {
+        *id = tape.matrix(&format!("{base}.{name}_proj"), channels, hidden)?;
+        let kernel = kda.short_conv_kernel_size;
+        let stored = checkpoint.vector(&format!("{base}.{name}_conv1d.weight"), &[channels, 1, kernel])?;
+        // On disk the taps of a channel lie together; the kernel wants the channels of a tap together.
+        *taps = (0..kernel * channels).map(|at| stored[at % channels * kernel + at / channels]).collect();
+    }
+    let decay = [
+        tape.matrix(&format!("{base}.f_a_proj"), kda.head_dim, hidden)?,
+        tape.matrix(&format!("{base}.f_b_proj"), channels, kda.head_dim)?,
+    ];
+    let beta = tape.matrix(&format!("{base}.b_proj"), kda.num_heads, hidden)?;
+    // A file that does not say which gate it has is known by its tensors.
+    let full = kda.use_full_rank_gate.unwrap_or_else(|| checkpoint.has(&format!("{base}.g_proj.weight")));
+    let gate = if full {
+        OutputGate::Full(tape.matrix(&format!("{base}.g_proj"), channels, hidden)?)
+    } else {
+        OutputGate::LowRank([
+            tape.matrix(&format!("{base}.g_a_proj"), kda.head_dim, hidden)?,
+            tape.matrix(&format!("{base}.g_b_proj"), channels, kda.head_dim)?,
+        ])
+    };
+    // One value per head; K3 pads the tensor to the width of a head.
+    let rates = checkpoint.padded_vector(&format!("{base}.A_log"), kda.num_heads)?;
+    Ok(Kda {
+        qkv,
+        taps,
+        decay,
+        dt_bias: checkpoint.vector(&format!("{base}.dt_bias"), &[channels])?,
+        rates: rates.into_iter().map(reference::exp).collect(),
+        beta,
+        gate,
+        output_norm: checkpoint.vector(&format!("{base}.o_norm.weight"), &[kda.head_dim])?,
+        output: tape.matrix(&format!("{base}.o_proj"), hidden, channels)?,
+    })
+}
+
+fn mla(config: &Config, tape: &mut TapeBuilder<'_>, base: &str) -> Result<Mla, Error> {
+    let (checkpoint, hidden, mla) = (tape.checkpoint, config.hidden_size, &config.mla);
+    let heads = mla.num_heads;
+    let query_down = tape.matrix(&format!("{base}.q_a_proj"), mla.q_lora_rank, hidden)?;
+    let key_width = mla.qk_nope_head_dim + mla.qk_rope_head_dim;
+    let query_up = tape.matrix(&format!("{base}.q_b_proj"), heads * key_width, mla.q_lora_rank)?;
+    let latent = tape.matrix(&format!("{base}.kv_a_proj_with_mqa"), mla.row(), hidden)?;
+    let [key_up, value_up] = tape.key_and_value_up(&format!("{base}.kv_b_proj"), mla)?;
+    let gate = match mla.output_gate {
+        true => Some(tape.matrix(&format!("{base}.g_proj"), heads * mla.v_head_dim, hidden)?),
+        false => None,
+    };
+    Ok(Mla {
+        query_down,
+        query_norm: checkpoint.vector(&format!("{base}.q_a_layernorm.weight"), &[mla.q_lora_rank])?,
+        query_up,
+        latent,
+        latent_norm: checkpoint.vector(&format!("{base}.kv_a_layernorm.weight"), &[mla.kv_lora_rank])?,
+        key_up,
+        value_up,
+        gate,
+        output: tape.matrix(&format!("{base}.o_proj"), hidden, heads * mla.v_head_dim)?,
+    })
+}
+
+fn mlp(tape: &mut TapeBuilder<'_>, base: &str, hidden: usize, width: usize) -> Result<Mlp, Error> {
+    Ok(Mlp {
+        gate: tape.matrix(&format!("{base}.gate_proj"), width, hidden)?,
+        up: tape.matrix(&format!("{base}.up_proj"), width, hidden)?,
+        down: tape.matrix(&format!("{base}.down_proj"), hidden, width)?,
+        width,
+    })
+}
+
+fn moe(
+    config: &Config,
+    moe: &MoeConfig,
+    tape: &mut TapeBuilder<'_>,
+    layer: &str,
+    number: usize,
+) -> Result<Moe, Error> {
+    let (checkpoint, hidden) = (tape.checkpoint, config.hidden_size);
+    // The module has two names in the family: Kimi's and DeepSeek's.
+    let mut names = ["block_sparse_moe", "mlp"].map(|name| format!("{layer}.{name}")).into_iter();
+    let base = names
+        .find(|base| checkpoint.has(&format!("{base}.gate.weight")))
+        .unwrap_or_else(|| format!("{layer}.block_sparse_moe"));
+    let router = tape.matrix(&format!("{base}.gate"), moe.num_experts, hidden)?;
+    let down = match moe.latent_size {
+        Some(latent) => Some(tape.matrix(&format!("{base}.routed_expert_down_proj"), latent, hidden)?),
+        None => None,
+    };
+    let shared = match moe.num_shared_experts * moe.intermediate_size {
+        0 => None,
+        width => Some(mlp(tape, &format!("{base}.shared_experts"), hidden, width)?),
+    };
+    let width = moe.latent_size.unwrap_or(hidden);
+    let latent = match (down, moe.latent_size) {
+        (Some(down), Some(latent)) => {
+            let norm = match moe.latent_norm {
+                true => Some(checkpoint.vector(&format!("{base}.routed_expert_norm.weight"), &[latent])?),
+                false => None,
+            };
+            let up = tape.matrix(&format!("{base}.routed_expert_up_proj"), hidden, latent)?;
+            Some(Latent { down, norm, up })
+        }
+        _ => None,
+    };
+    Ok(Moe {
+        router,
+        bias: checkpoint.vector(&format!("{base}.gate.e_score_correction_bias"), &[moe.num_experts])?,
+        latent,
+        shared,
+        experts: ExpertBank::new(checkpoint, &base, number, moe, width)?,
+    })
+}
+
+impl ExpertBank {
+    /// Checks every expert of a layer: all of them have the encoding of the first and the right shapes.
+    fn new(
+        checkpoint: &Checkpoint,
+        base: &str,
+        layer: usize,
+        moe: &MoeConfig,
+        width: usize,
+    ) -> Result<Self, Error> {
+        let inner = moe.intermediate_size;
+        let shapes = [("w1", inner, width), ("w3", inner, width), ("w2", width, inner)];
+        let mut bank: Option<Self> = None;
+        for expert in 0..moe.num_experts {
+            for (name, rows, cols) in shapes {
+                let stored = checkpoint.matrix(&format!("{base}.experts.{expert}.{name}"), rows, cols)?;
+                let bank = bank.get_or_insert_with(|| Self {
+                    encoding: stored.encoding,
+                    count: moe.num_experts,
+                    width,
+                    inner,
+                    layer: layer as u32,
+                    templates: Vec::new(),
+                });
+                if stored.encoding != bank.encoding {
+                    let reason =
+                        format!("is {}, the layer's first expert is {}", stored.encoding, bank.encoding);
+                    return Err(Error::Tensor {
+                        dir: checkpoint.dir().to_path_buf(),
+                        tensor: stored.name,
+                        reason,
+                    });
+                }
+            }
+        }
+        let mut bank = bank.expect("a configuration has at least one expert");
+        let planes: &[&str] = match bank.encoding {
+            Encoding::Mxfp4 => &["weight_packed", "weight_scale"],
+            _ => &["weight"],
+        };
+        for (name, ..) in shapes {
+            for plane in planes {
+                let pattern = checkpoint.full(&base.replacen(&format!("layers.{layer}"), "layers.{}", 1));
+                let pattern = format!("{pattern}.experts.{{}}.{name}.{plane}");
+                let template = checkpoint.index().template(&pattern).expect("every expert was found by name");
+                bank.templates.push(template);
+            }
+        }
+        Ok(bank)
+    }
+
+    /// The extents of one expert's parts, in the order of the templates.
+    pub(crate) fn parts(&self, index: &TensorIndex, expert: u32) -> Parts {
+        let nowhere = Extent { source: SourceId::new(0), offset: 0, len: 0 };
+        let mut parts = Parts { extents: [nowhere; MAX_PARTS], count: self.templates.len() };
+        for (extent, &template) in parts.extents.iter_mut().zip(&self.templates) {
+            let info = index.at(template, &[self.layer, expert]).expect("every expert was checked at open");
+            *extent = Extent { source: info.source, offset: info.offset, len: info.bytes };
+        }
+        parts
+    }
+
+    /// What the pager knows an expert by.
+    pub(crate) fn key(&self, expert: u32) -> u64 {
+        u64::from(self.layer) << 32 | u64::from(expert)
+    }
+
+    /// Bytes of each part of one expert, in the order of the templates.
+    fn part_bytes(&self) -> impl Iterator<Item = usize> {
+        let weights = self.width * self.inner;
+        let planes = match self.encoding {
+            Encoding::Mxfp4 => [weights / 2, weights / 32],
+            Encoding::Bf16 => [weights * 2, 0],
+            _ => [weights * 4, 0],
+        };
+        [planes; 3].into_iter().flatten().filter(|&bytes| bytes > 0)
+    }
+
+    /// Bytes of one expert.
+    pub(crate) fn expert_bytes(&self) -> u64 {
+        self.part_bytes().sum::<usize>() as u64
+    }
+
+    /// Bytes of a slot for one expert.
+    fn slot_bytes(&self) -> usize {
+        Slots::record_bytes(&self.part_bytes().collect::<Vec<_>>())
+    }
+}

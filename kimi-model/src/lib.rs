@@ -1,0 +1,33 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod arena;
+mod checkpoint;
+pub mod config;
+mod dump;
+mod engine;
+mod error;
+pub mod eval;
+pub mod generate;
+pub mod inspect;
+mod layer;
+mod layout;
+mod model;
+mod pass;
+mod plan;
+pub mod sampler;
+pub mod session;
+mod weights;
+
+pub use checkpoint::{Checkpoint, OpenSource};
+pub use config::Config;
+pub use dump::LogitDump;
+pub use engine::{Engine, EngineOptions};
+pub use error::{ConfigError, Error, SamplerError};
+pub use generate::{FinishReason, GenerateOptions, Generation, Listener, generate};
+pub use model::Model;
+pub use pass::{LogitSink, Logits, Observer, Pass, PassOptions};
+pub use plan::{Plan, PlanItem};
+pub use sampler::{Sampler, SamplerOptions};
+pub use session::Session;
+pub use weights::{BytesRead, ReadCounter};

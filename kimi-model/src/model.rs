@@ -1,0 +1,87 @@
+//! A checkpoint, opened and checked.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use kimi_paging::{Source, TensorIndex};
+
+use crate::checkpoint::{Checkpoint, OpenSource};
+use crate::config::Config;
+use crate::error::Error;
+use crate::layout::Layout;
+
+/// A model: its configuration, where its tensors lie, and its small vectors in memory. No big matrix is read yet.
+///
+/// An [`Engine`](crate::Engine) runs it.
+#[derive(Debug)]
+pub struct Model {
+    pub(crate) config: Config,
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) layout: Layout,
+}
+
+impl Model {
+    /// Opens the checkpoint in a folder: `config.json` and safetensors files as a release ships them.
+    ///
+    /// # Errors
+    /// [`Error`] naming the file, tensor or field: an unreadable or unsupported configuration, a broken or incomplete
+    /// set of shards, a tensor that is missing or has another shape or type than the configuration calls for.
+    pub fn open(dir: &Path, open: &mut OpenSource<'_>) -> Result<Self, Error> {
+        let path = dir.join("config.json");
+        let json = std::fs::read(&path).map_err(|source| Error::Config { path: path.clone(), source })?;
+        let config = Config::parse(&json, &path)?;
+        Self::new(config, TensorIndex::open(dir, open)?, dir)
+    }
+
+    /// A model whose files are in memory; `name` stands for the folder in messages.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn from_memory(
+        name: &Path,
+        config_json: &[u8],
+        shards: Vec<(String, Arc<dyn Source>)>,
+        index_json: Option<&dyn Source>,
+    ) -> Result<Self, Error> {
+        let config = Config::parse(config_json, &name.join("config.json"))?;
+        Self::new(config, TensorIndex::from_sources(shards, index_json)?, name)
+    }
+
+    fn new(config: Config, index: TensorIndex, dir: &Path) -> Result<Self, Error> {
+        let checkpoint = Checkpoint::new(index, dir)?;
+        let layout = Layout::new(&config, &checkpoint)?;
+        Ok(Self { config, checkpoint, layout })
+    }
+
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The tensors.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// The encodings of the trunk, the experts and the output matrix, for reports: each with the names in use, sorted.
+    pub fn encodings(&self) -> [(&'static str, Vec<&'static str>); 3] {
+        use crate::layout::FeedForward;
+        let names = |encodings: &mut dyn Iterator<Item = kimi_quant::Encoding>| {
+            let mut names: Vec<_> = encodings.map(kimi_quant::Encoding::name).collect();
+            names.sort_unstable();
+            names.dedup();
+            names
+        };
+        let layout = &self.layout;
+        let (trunk, head) = layout.matrices.split_at(layout.lm_head.0);
+        let experts = layout.layers.iter().filter_map(|layer| match &layer.feed_forward {
+            FeedForward::Moe(moe) => Some(moe.experts.encoding),
+            FeedForward::Dense(_) => None,
+        });
+        [
+            ("trunk", names(&mut trunk.iter().map(|matrix| matrix.encoding))),
+            ("experts", names(&mut { experts })),
+            ("head", names(&mut head.iter().map(|matrix| matrix.encoding))),
+        ]
+    }
+}

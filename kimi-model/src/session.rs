@@ -1,0 +1,226 @@
+//! One conversation: the state of every layer after the tokens committed so far.
+
+use kimi_paging::{Budget, LeasedVec};
+
+use crate::config::{AttentionKind, Config};
+use crate::error::Error;
+
+/// Passes of up to this many columns keep a log of their updates, so that any prefix can be committed.
+pub const LOG_COLUMNS: usize = 8;
+
+/// Positions in one block of latents: attention works block by block, and memory grows by blocks.
+pub const KV_BLOCK: usize = 64;
+
+/// The state after some tokens. Independent of every other session of the same model.
+///
+/// A pass computes from a session without changing it; [`Pass::commit`](crate::Pass::commit) does.
+#[derive(Debug)]
+pub struct Session {
+    pub(crate) position: usize,
+    pub(crate) capacity: usize,
+    pub(crate) kda: Vec<KdaState>,
+    pub(crate) kv: Vec<KvCache>,
+    pub(crate) budget: Budget,
+}
+
+impl Session {
+    pub(crate) fn new(config: &Config, sizes: &SessionSizes, budget: &Budget) -> Result<Self, Error> {
+        let kda = (0..sizes.kda_layers).map(|_| KdaState::new(sizes, budget)).collect::<Result<_, _>>()?;
+        let kv =
+            (0..sizes.mla_layers).map(|_| KvCache { row: config.mla.row(), blocks: Vec::new() }).collect();
+        Ok(Self { position: 0, capacity: sizes.positions, kda, kv, budget: budget.clone() })
+    }
+
+    /// Tokens committed so far.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    /// The most tokens that this session can hold.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Makes room for the latents of `columns` more positions.
+    pub(crate) fn reserve(&mut self, columns: usize) -> Result<(), Error> {
+        let needed = self.position + columns;
+        if needed > self.capacity {
+            return Err(Error::ContextFull {
+                capacity: self.capacity,
+                position: self.position,
+                tokens: columns,
+            });
+        }
+        for cache in &mut self.kv {
+            while cache.blocks.len() * KV_BLOCK < needed {
+                cache.blocks.push(self.budget.zeroed(KV_BLOCK * cache.row, "latents")?);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a session costs, known before it is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SessionSizes {
+    pub(crate) kda_layers: usize,
+    pub(crate) mla_layers: usize,
+    /// Floats of one layer's recurrent state.
+    pub(crate) state: usize,
+    /// Floats of one layer's convolution inputs of one column: query, key and value.
+    pub(crate) inputs: usize,
+    /// Columns that the convolutions look back.
+    pub(crate) tail_columns: usize,
+    /// Floats of one layer's decays of one column.
+    pub(crate) channels: usize,
+    pub(crate) heads: usize,
+    pub(crate) log_columns: usize,
+    pub(crate) shadow: bool,
+    pub(crate) positions: usize,
+    pub(crate) kv_row: usize,
+}
+
+impl SessionSizes {
+    /// For sessions of up to `positions` tokens in passes of up to `width` columns.
+    pub(crate) fn new(config: &Config, width: usize, positions: usize) -> Self {
+        let (state, channels, taps, heads) = config.kda.as_ref().map_or((0, 0, 1, 0), |kda| {
+            (kda.channels() * kda.head_dim, kda.channels(), kda.short_conv_kernel_size, kda.num_heads)
+        });
+        Self {
+            kda_layers: config.attention_layers(AttentionKind::Kda),
+            mla_layers: config.attention_layers(AttentionKind::Mla),
+            state,
+            inputs: 3 * channels,
+            tail_columns: taps - 1,
+            channels,
+            heads,
+            log_columns: width.min(LOG_COLUMNS),
+            shadow: width > LOG_COLUMNS,
+            positions,
+            kv_row: config.mla.row(),
+        }
+    }
+
+    /// Bytes of the recurrent state and the convolution tails.
+    pub(crate) fn state_bytes(&self) -> u64 {
+        (self.kda_layers * (self.state + self.tail_columns * self.inputs)) as u64 * 4
+    }
+
+    /// Bytes of the log of narrow passes.
+    pub(crate) fn log_bytes(&self) -> u64 {
+        (self.kda_layers * self.log_columns * (self.inputs + self.channels + self.heads)) as u64 * 4
+    }
+
+    /// Bytes of the second state that wide passes write.
+    pub(crate) fn shadow_bytes(&self) -> u64 {
+        if self.shadow { self.state_bytes() } else { 0 }
+    }
+
+    /// Bytes of the latents of all positions, in whole blocks.
+    pub(crate) fn kv_bytes(&self) -> u64 {
+        (self.mla_layers * self.positions.div_ceil(KV_BLOCK) * KV_BLOCK * self.kv_row) as u64 * 4
+    }
+}
+
+/// The memory of one KDA layer.
+#[derive(Debug)]
+pub(crate) struct KdaState {
+    /// `heads x head_dim x head_dim`, indexed by head, key, value.
+    pub(crate) state: LeasedVec<f32>,
+    /// For each of query, key and value the last inputs of its convolution, oldest first.
+    pub(crate) tails: LeasedVec<f32>,
+    /// What a narrow pass did: convolution inputs, decays and betas of each column.
+    pub(crate) log: KdaLog,
+    /// State and tails after a wide pass.
+    pub(crate) shadow: Option<(LeasedVec<f32>, LeasedVec<f32>)>,
+}
+
+/// The updates of up to [`LOG_COLUMNS`] columns of one layer.
+#[derive(Debug)]
+pub(crate) struct KdaLog {
+    /// For each of query, key and value: `columns x channels`.
+    pub(crate) inputs: [LeasedVec<f32>; 3],
+    /// `columns x channels`.
+    pub(crate) decay: LeasedVec<f32>,
+    /// `columns x heads`.
+    pub(crate) beta: LeasedVec<f32>,
+}
+
+impl KdaState {
+    fn new(sizes: &SessionSizes, budget: &Budget) -> Result<Self, Error> {
+        let tails = sizes.tail_columns * sizes.inputs;
+        let log = |floats: usize| budget.zeroed(sizes.log_columns * floats, "update log");
+        Ok(Self {
+            state: budget.zeroed(sizes.state, "recurrent state")?,
+            tails: budget.zeroed(tails, "recurrent state")?,
+            log: KdaLog {
+                inputs: [log(sizes.channels)?, log(sizes.channels)?, log(sizes.channels)?],
+                decay: log(sizes.channels)?,
+                beta: log(sizes.heads)?,
+            },
+            shadow: match sizes.shadow {
+                true => {
+                    Some((budget.zeroed(sizes.state, "shadow state")?, budget.zeroed(tails, "shadow state")?))
+                }
+                false => None,
+            },
+        })
+    }
+}
+
+/// The latents of one MLA layer: rows of the normed latent followed by the shared key.
+#[derive(Debug)]
+pub(crate) struct KvCache {
+    pub(crate) row: usize,
+    pub(crate) blocks: Vec<LeasedVec<f32>>,
+}
+
+impl KvCache {
+    /// The row of one position, which must have been reserved.
+    pub(crate) fn row_mut(&mut self, position: usize) -> &mut [f32] {
+        &mut self.blocks[position / KV_BLOCK][position % KV_BLOCK * self.row..][..self.row]
+    }
+
+    /// The rows of positions `0..count`, block by block.
+    pub(crate) fn rows(&self, count: usize) -> impl Iterator<Item = &[f32]> {
+        self.blocks.iter().enumerate().map_while(move |(i, block)| {
+            let rows = count.checked_sub(i * KV_BLOCK).filter(|&rows| rows > 0)?.min(KV_BLOCK);
+            Some(&block[..rows * self.row])
+        })
+    }
+}
+
+/// Moves the last columns of `tail` followed by `inputs` into `next`; all have `channels` values per column.
+pub(crate) fn shift_tail(tail: &[f32], inputs: &[f32], next: &mut [f32]) {
+    let from_inputs = inputs.len().min(next.len());
+    let from_tail = next.len() - from_inputs;
+    next[..from_tail].copy_from_slice(&tail[tail.len() - from_tail..]);
+    next[from_tail..].copy_from_slice(&inputs[inputs.len() - from_inputs..]);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tails_keep_the_last_columns() {
+        let mut next = [0.0; 3];
+        shift_tail(&[1.0, 2.0, 3.0], &[4.0], &mut next);
+        assert_eq!(next, [2.0, 3.0, 4.0]);
+        shift_tail(&[1.0, 2.0, 3.0], &[4.0, 5.0, 6.0, 7.0], &mut next);
+        assert_eq!(next, [5.0, 6.0, 7.0]);
+        shift_tail(&[1.0, 2.0, 3.0], &[], &mut next);
+        assert_eq!(next, [1.0, 2.0, 3.0]);
+    }
+
+    #[test]
+    fn rows_come_in_blocks_up_to_the_count() {
+        let budget = Budget::unlimited();
+        let blocks = (0..2).map(|_| budget.zeroed(KV_BLOCK * 2, "latents").unwrap()).collect();
+        let mut cache = KvCache { row: 2, blocks };
+        cache.row_mut(65)[1] = 7.0;
+        let lengths = |count| cache.rows(count).map(|rows| rows.len() / 2).collect::<Vec<_>>();
+        assert_eq!((lengths(1), lengths(64), lengths(66)), (vec![1], vec![64], vec![64, 2]));
+        assert_eq!(cache.rows(66).last().unwrap()[3], 7.0);
+    }
+}
