@@ -41,7 +41,9 @@ impl Stored {
     pub fn view(&self) -> MatrixView<'_> {
         let shape = self.shape;
         match self.encoding {
-            Encoding::Mxfp4 => Mxfp4View::new(shape, &self.weights, &self.scales).expect("made to fit").into(),
+            Encoding::Mxfp4 => {
+                Mxfp4View::new(shape, &self.weights, &self.scales).expect("made to fit").into()
+            }
             Encoding::Bf16 => DenseView::<Bf16>::new(shape, &self.weights).expect("made to fit").into(),
             _ => DenseView::<f32>::new(shape, &self.weights).expect("made to fit").into(),
         }

@@ -38,11 +38,16 @@ fn matmul(criterion: &mut Criterion) {
                         Throughput::Elements((rows * cols * count) as u64)
                     });
                     let shape = format!("{rows}x{cols}/{count}/{}", threads.count());
-                    group.bench_function(BenchmarkId::new(format!("{encoding}/{}", kernels.isa()), shape), |b| {
-                        b.iter(|| {
-                            threads.run(|| kernels.matmul(&threads, &scratch, stored.view(), columns, &mut y))
-                        });
-                    });
+                    group.bench_function(
+                        BenchmarkId::new(format!("{encoding}/{}", kernels.isa()), shape),
+                        |b| {
+                            b.iter(|| {
+                                threads.run(|| {
+                                    kernels.matmul(&threads, &scratch, stored.view(), columns, &mut y)
+                                })
+                            });
+                        },
+                    );
                 }
             }
         }

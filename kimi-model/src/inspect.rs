@@ -65,7 +65,7 @@ pub struct Summary {
     pub unlisted_tensors: usize,
     /// Memory of the tensor index.
     pub index_bytes: usize,
-    /// Fields of the configuration that nothing here reads.
+    /// Fields of the configuration that nothing here reads, dots between nested names.
     pub unknown_config_fields: Vec<String>,
 }
 
@@ -113,9 +113,20 @@ impl Summary {
                 + per_token as u64 * model.layout.expert_bytes_of_one_each(),
             unlisted_tensors: index.unindexed(),
             index_bytes: index.heap_bytes(),
-            unknown_config_fields: config.unknown.keys().cloned().collect(),
+            unknown_config_fields: dotted(&config.unknown),
         }
     }
+}
+
+/// The paths of all fields of an object.
+fn dotted(object: &serde_json::Map<String, serde_json::Value>) -> Vec<String> {
+    let paths = object.iter().flat_map(|(key, value)| match value {
+        serde_json::Value::Object(nested) if !nested.is_empty() => {
+            dotted(nested).into_iter().map(|path| format!("{key}.{path}")).collect()
+        }
+        _ => vec![key.clone()],
+    });
+    paths.collect()
 }
 
 /// The part that a tensor belongs to, by its name.

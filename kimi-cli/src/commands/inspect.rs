@@ -76,12 +76,9 @@ pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<Exit> {
     if summary.unlisted_tensors > 0 {
         writeln!(out, "{} tensors are not listed in the index file", summary.unlisted_tensors)?;
     }
-    if !summary.unknown_config_fields.is_empty() {
-        writeln!(
-            out,
-            "fields of config.json that are not used: {}",
-            summary.unknown_config_fields.join(", ")
-        )?;
+    match summary.unknown_config_fields.len() {
+        0 => {}
+        count => writeln!(out, "{count} fields of config.json are not used; --json lists them")?,
     }
     Ok(Exit::Ok)
 }

@@ -17,7 +17,7 @@ use crate::status::{Output, Status, bytes};
 use crate::{interrupt, source, text};
 
 /// What the demo model continues when nobody gives it a text.
-const DEMO_PROMPT: &str = "In those days";
+const DEMO_PROMPT: &str = "The king said";
 
 /// The demo model loops when it always takes the most probable token.
 const DEMO_TEMPERATURE: f32 = 0.6;

@@ -33,7 +33,8 @@ const STEPS: usize = GROUP_SIZE / LANES;
 #[target_feature(enable = "avx2,fma")]
 fn group_weights(codes: &[u8; GROUP_SIZE / 2], scale: u8) -> [__m256; STEPS] {
     let deal = _mm256_setr_epi8(
-        0, 0, 1, 1, 4, 4, 5, 5, 8, 8, 9, 9, 12, 12, 13, 13, 2, 2, 3, 3, 6, 6, 7, 7, 10, 10, 11, 11, 14, 14, 15, 15,
+        0, 0, 1, 1, 4, 4, 5, 5, 8, 8, 9, 9, 12, 12, 13, 13, 2, 2, 3, 3, 6, 6, 7, 7, 10, 10, 11, 11, 14, 14,
+        15, 15,
     );
     // Bytes 3 and 2 of the float32 of each code.
     let upper = _mm256_broadcastsi128_si256(_mm_setr_epi8(
