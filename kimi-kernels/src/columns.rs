@@ -53,15 +53,10 @@ impl<'a> Columns<'a> {
 impl Kernels {
     /// Values that the packed copy of `count` columns of length `k` needs; 0 where there will be none.
     pub fn packed_len(self, k: usize, count: usize) -> usize {
-        match self.backend {
-            Backend::Scalar => 0,
-            #[cfg(target_arch = "x86_64")]
-            Backend::Avx2(_) if count > UNPACKED_COLUMNS => {
-                count.next_multiple_of(TILE_COLUMNS) * k.next_multiple_of(LANES)
-            }
-            #[cfg(target_arch = "x86_64")]
-            Backend::Avx2(_) => 0,
+        if count <= UNPACKED_COLUMNS || matches!(self.backend, Backend::Scalar) {
+            return 0;
         }
+        count.next_multiple_of(TILE_COLUMNS) * k.next_multiple_of(LANES)
     }
 
     /// Columns with a packed copy in `buffer`, which needs [`packed_len`](Self::packed_len) values.

@@ -13,17 +13,23 @@ pub enum Isa {
     Scalar,
     /// AVX2 with FMA (x86-64 since Haswell and Excavator).
     Avx2,
+    /// AVX-512 F, BW, DQ and VL (x86-64 since Skylake-X and Zen 4).
+    Avx512,
+    /// NEON (every AArch64 processor).
+    Neon,
 }
 
 impl Isa {
     /// Every instruction set, slowest first.
-    pub const ALL: [Self; 2] = [Self::Scalar, Self::Avx2];
+    pub const ALL: [Self; 4] = [Self::Scalar, Self::Avx2, Self::Avx512, Self::Neon];
 
     /// The name that options and reports use.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Scalar => "scalar",
             Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+            Self::Neon => "neon",
         }
     }
 }
@@ -67,8 +73,28 @@ pub struct Kernels {
 pub(crate) enum Backend {
     Scalar,
     #[cfg(target_arch = "x86_64")]
-    Avx2(arch::x86_64::avx2::Avx2),
+    Avx2(arch::x86_64::Avx2),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(arch::x86_64::Avx512),
+    #[cfg(target_arch = "aarch64")]
+    Neon(arch::aarch64::Neon),
 }
+
+/// Evaluates `$scalar` without an instruction set, else `$vector` with `$token` bound to the token.
+macro_rules! dispatch {
+    ($backend:expr, scalar => $scalar:expr, $token:ident => $vector:expr) => {
+        match $backend {
+            $crate::dispatch::Backend::Scalar => $scalar,
+            #[cfg(target_arch = "x86_64")]
+            $crate::dispatch::Backend::Avx2($token) => $vector,
+            #[cfg(target_arch = "x86_64")]
+            $crate::dispatch::Backend::Avx512($token) => $vector,
+            #[cfg(target_arch = "aarch64")]
+            $crate::dispatch::Backend::Neon($token) => $vector,
+        }
+    };
+}
+pub(crate) use dispatch;
 
 impl Kernels {
     /// The fastest kernels of this processor.
@@ -81,9 +107,14 @@ impl Kernels {
         let backend = match isa {
             Isa::Scalar => Backend::Scalar,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => Backend::Avx2(arch::x86_64::avx2::Avx2::detect()?),
-            #[cfg(not(target_arch = "x86_64"))]
-            Isa::Avx2 => return None,
+            Isa::Avx2 => Backend::Avx2(arch::x86_64::Avx2::detect()?),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => Backend::Avx512(arch::x86_64::Avx512::detect()?),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => Backend::Neon(arch::aarch64::Neon::detect()?),
+            // Of another architecture.
+            #[allow(unreachable_patterns, reason = "reachable where an instruction set is missing above")]
+            _ => return None,
         };
         Some(Self { backend })
     }
@@ -99,6 +130,10 @@ impl Kernels {
             Backend::Scalar => Isa::Scalar,
             #[cfg(target_arch = "x86_64")]
             Backend::Avx2(_) => Isa::Avx2,
+            #[cfg(target_arch = "x86_64")]
+            Backend::Avx512(_) => Isa::Avx512,
+            #[cfg(target_arch = "aarch64")]
+            Backend::Neon(_) => Isa::Neon,
         }
     }
 }
@@ -113,7 +148,7 @@ mod tests {
             assert_eq!(isa.name().parse(), Ok(isa));
         }
         let error = "sse9".parse::<Isa>().unwrap_err();
-        assert_eq!(error.to_string(), "unknown instruction set `sse9`; known: scalar, avx2");
+        assert_eq!(error.to_string(), "unknown instruction set `sse9`; known: scalar, avx2, avx512, neon");
     }
 
     #[test]

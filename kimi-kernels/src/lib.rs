@@ -8,6 +8,7 @@ mod matmul;
 mod ops;
 pub mod reference;
 mod threads;
+mod vector;
 
 pub use columns::Columns;
 pub use dispatch::{Isa, Kernels, UnknownIsa};

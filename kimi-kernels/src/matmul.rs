@@ -2,8 +2,9 @@
 
 use kimi_quant::MatrixView;
 
-use crate::dispatch::Backend;
+use crate::dispatch::dispatch;
 use crate::reference::{self, LANES};
+use crate::vector::gemm;
 use crate::{Columns, Kernels, Scratch, ShapeError, Threads};
 
 /// Fewer multiplications than this are not worth a second thread.
@@ -16,13 +17,7 @@ impl Kernels {
     /// Scratch values that one thread needs to multiply matrices of up to `k` columns with `columns` columns.
     pub fn matmul_scratch(self, k: usize, columns: usize) -> usize {
         let decoded_row = k.next_multiple_of(LANES);
-        match self.backend {
-            Backend::Scalar => decoded_row,
-            #[cfg(target_arch = "x86_64")]
-            Backend::Avx2(token) if self.packed_len(k, columns) > 0 => decoded_row.max(token.gemm_scratch(k)),
-            #[cfg(target_arch = "x86_64")]
-            Backend::Avx2(_) => decoded_row,
-        }
+        if self.packed_len(k, columns) > 0 { decoded_row.max(gemm::scratch(k)) } else { decoded_row }
     }
 
     /// [`reference::gemm`] on all threads: `y[r, c] = sum over k of w[r, k] * x[c, k]`.
@@ -94,11 +89,7 @@ impl Kernels {
             return Err(ShapeError { operand: "the scratch", expected: w.cols(), found });
         };
         for (r, &x) in x.iter().enumerate() {
-            match self.backend {
-                Backend::Scalar => w.decode_row(r, row),
-                #[cfg(target_arch = "x86_64")]
-                Backend::Avx2(token) => token.decode_row(w, r, row),
-            }
+            dispatch!(self.backend, scalar => w.decode_row(r, row), token => token.decode_row(w, r, row));
             self.accumulate(y, x, row);
         }
         Ok(())
@@ -115,8 +106,9 @@ impl Kernels {
     }
 
     fn multiply(self, w: MatrixView<'_>, x: Columns<'_>, y: &mut [f32], scratch: &mut [f32]) {
-        match self.backend {
-            Backend::Scalar => {
+        dispatch!(
+            self.backend,
+            scalar => {
                 let row = &mut scratch[..w.cols()];
                 for (r, y) in y.chunks_exact_mut(x.count).enumerate() {
                     w.decode_row(r, row);
@@ -124,9 +116,8 @@ impl Kernels {
                         *y = reference::dot(row, x.column(c));
                     }
                 }
-            }
-            #[cfg(target_arch = "x86_64")]
-            Backend::Avx2(token) => token.matmul(w, x, y, scratch),
-        }
+            },
+            token => token.matmul(w, x, y, scratch)
+        );
     }
 }

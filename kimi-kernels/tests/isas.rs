@@ -3,7 +3,7 @@
 
 use kimi_kernels::{Columns, Isa, Kernels, LANES, Scratch, Threads, reference};
 use kimi_quant::{Bf16, DenseView, MatrixView, Mxfp4View};
-use kimi_testing::{Seeded, gamma, report_isas, same_bits};
+use kimi_testing::{Seeded, gamma, report_isas, same_bits, max_threads};
 use proptest::prelude::*;
 
 /// Stored bytes of a random matrix, one byte off any alignment.
@@ -62,7 +62,7 @@ fn check(kind: Kind, [rows, cols]: [usize; 2], count: usize, seed: u64) {
     let mut expected = vec![f32::NAN; rows * count];
     reference::gemm(w, &x, count, &mut expected);
     for kernels in Kernels::available() {
-        for threads in [1, 2] {
+        for threads in [1, 2].into_iter().filter(|&count| count <= max_threads()) {
             let threads = Threads::new(threads).unwrap();
             let scratch = Scratch::new(&threads, kernels.matmul_scratch(cols, count));
             let mut buffer = vec![f32::NAN; kernels.packed_len(cols, count)];

@@ -6,8 +6,10 @@ mod bounds;
 mod fixtures;
 mod isas;
 mod seeded;
+mod threads;
 
 pub use bounds::{gamma, same_bits};
 pub use fixtures::{demo_model, kimi_k3_oracle, shared_data};
 pub use isas::report_isas;
 pub use seeded::Seeded;
+pub use threads::max_threads;

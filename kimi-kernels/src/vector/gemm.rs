@@ -4,15 +4,15 @@
 //! blocking and the eight lanes of a block are folded while they are in the first-level cache. `docs/kernels.md`
 //! compares this with registers along K.
 
-use std::arch::x86_64::*;
-
 use kimi_quant::MatrixView;
 
-use super::{Vec8, decode_row, load, store};
+use super::{Vector, WIDE, decode_row};
 use crate::columns::TILE_COLUMNS;
 use crate::reference::LANES;
 
-/// Rows of a register block: twelve registers of sums, two of activations, one of weights.
+const _: () = assert!(WIDE == TILE_COLUMNS, "a wide register holds the columns of a packed tile");
+
+/// Rows of a register block: with AVX2, twelve registers of sums, two of activations, one of weights.
 const ROWS: usize = 6;
 
 /// Row groups of the largest panel; more rows reuse a tile of activations more often.
@@ -22,8 +22,8 @@ const MAX_GROUPS: usize = 8;
 const PANEL_FLOATS: usize = MAX_GROUPS * ROWS * 8192;
 
 /// A register block of sums: for each row, sixteen columns.
-type Block = [[Vec8; 2]; ROWS];
-const BLOCK_FLOATS: usize = ROWS * TILE_COLUMNS;
+type Block = [[f32; WIDE]; ROWS];
+const BLOCK_FLOATS: usize = ROWS * WIDE;
 
 /// Row groups of a panel for rows of `padded` values.
 fn groups(padded: usize) -> usize {
@@ -31,7 +31,7 @@ fn groups(padded: usize) -> usize {
 }
 
 /// Scratch values for rows of up to `k` values: a panel, the sums of all lanes, one decoded row.
-pub(super) fn scratch(k: usize) -> usize {
+pub(crate) fn scratch(k: usize) -> usize {
     let padded = k.next_multiple_of(LANES);
     // An upper bound for all shorter rows too, whose panels may have more groups.
     (MAX_GROUPS * ROWS * padded).min(PANEL_FLOATS).max(ROWS * padded)
@@ -39,8 +39,15 @@ pub(super) fn scratch(k: usize) -> usize {
         + padded
 }
 
-#[target_feature(enable = "avx2,fma")]
-pub(super) fn gemm(w: MatrixView<'_>, packed: &[f32], count: usize, y: &mut [f32], scratch: &mut [f32]) {
+#[inline(always)]
+pub(super) fn gemm<V: Vector>(
+    v: V,
+    w: MatrixView<'_>,
+    packed: &[f32],
+    count: usize,
+    y: &mut [f32],
+    scratch: &mut [f32],
+) {
     let (k, steps) = (w.cols(), w.cols().div_ceil(LANES));
     if steps == 0 {
         return y.fill(0.0);
@@ -50,12 +57,12 @@ pub(super) fn gemm(w: MatrixView<'_>, packed: &[f32], count: usize, y: &mut [f32
     let (sums, rest) = rest.split_at_mut(LANES * groups * BLOCK_FLOATS);
     let row = &mut rest[..steps * LANES];
     let panel = panel.as_chunks_mut::<ROWS>().0;
-    let sums = sums.as_chunks_mut::<LANES>().0.as_chunks_mut::<2>().0.as_chunks_mut::<ROWS>().0;
+    let sums = sums.as_chunks_mut::<WIDE>().0.as_chunks_mut::<ROWS>().0;
     for (index, y) in y.chunks_mut(groups * ROWS * count).enumerate() {
         let rows = y.len() / count;
         // Rows of the panel that the matrix does not have keep old values; their sums are not written out.
         for r in 0..rows {
-            decode_row(w, index * groups * ROWS + r, &mut row[..k]);
+            decode_row(v, w, index * groups * ROWS + r, &mut row[..k]);
             row[k..].fill(0.0);
             for (step, values) in row.as_chunks::<LANES>().0.iter().enumerate() {
                 for (lane, &value) in values.iter().enumerate() {
@@ -64,48 +71,52 @@ pub(super) fn gemm(w: MatrixView<'_>, packed: &[f32], count: usize, y: &mut [f32
             }
         }
         let used = rows.div_ceil(ROWS);
-        for (tile, x) in packed.chunks_exact(LANES * steps * TILE_COLUMNS).enumerate() {
-            let x = x.as_chunks::<LANES>().0.as_chunks::<2>().0;
+        for (tile, x) in packed.chunks_exact(LANES * steps * WIDE).enumerate() {
+            let x = x.as_chunks::<WIDE>().0;
             for (lane, x) in x.chunks_exact(steps).enumerate() {
                 for group in 0..used {
                     let at = lane * groups + group;
-                    sums[at] = block(&panel[at * steps..][..steps], x);
+                    sums[at] = block(v, &panel[at * steps..][..steps], x);
                 }
             }
             fold_lanes(sums, groups);
-            let first = tile * TILE_COLUMNS;
-            let width = TILE_COLUMNS.min(count - first);
+            let first = tile * WIDE;
+            let width = WIDE.min(count - first);
             for (r, values) in sums[..used].as_flattened()[..rows].iter().enumerate() {
-                y[r * count + first..][..width].copy_from_slice(&values.as_flattened()[..width]);
+                y[r * count + first..][..width].copy_from_slice(&values[..width]);
             }
         }
     }
 }
 
 /// One lane of one register block, over all steps.
-#[target_feature(enable = "avx2,fma")]
-fn block(w: &[[f32; ROWS]], x: &[[Vec8; 2]]) -> Block {
-    let mut sums = [[_mm256_setzero_ps(); 2]; ROWS];
+#[inline(always)]
+fn block<V: Vector>(v: V, w: &[[f32; ROWS]], x: &[[f32; WIDE]]) -> Block {
+    let mut sums = [v.wide_zero(); ROWS];
     for (w, x) in w.iter().zip(x) {
-        let x = [load(&x[0]), load(&x[1])];
+        let x = v.wide_load(x);
         for r in 0..ROWS {
-            let w = _mm256_set1_ps(w[r]);
-            sums[r] = [_mm256_fmadd_ps(w, x[0], sums[r][0]), _mm256_fmadd_ps(w, x[1], sums[r][1])];
+            sums[r] = v.wide_fma(w[r], x, sums[r]);
         }
     }
-    sums.map(|row| row.map(bytemuck::must_cast))
+    let mut block = [[0.0; WIDE]; ROWS];
+    for r in 0..ROWS {
+        block[r] = v.wide_store(sums[r]);
+    }
+    block
 }
 
 /// Folds the lanes of all blocks, halves onto halves, into the blocks of lane 0.
-#[target_feature(enable = "avx2,fma")]
+#[inline(always)]
 fn fold_lanes(sums: &mut [Block], groups: usize) {
     let mut width = LANES;
     while width > 1 {
         width /= 2;
         let (low, high) = sums[..2 * width * groups].split_at_mut(width * groups);
         let high = high.as_flattened().as_flattened();
+        // Plain sums vectorise as they stand.
         for (low, high) in low.as_flattened_mut().as_flattened_mut().iter_mut().zip(high) {
-            *low = store(_mm256_add_ps(load(low), load(high)));
+            *low += *high;
         }
     }
 }
