@@ -326,3 +326,13 @@ fn a_reader_that_goes_away_is_no_error() {
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(!output.stdout.is_empty());
 }
+
+#[test]
+#[cfg(target_os = "linux")]
+fn threads_follow_the_affinity_of_the_process() {
+    let run = Command::new("taskset")
+        .args(["--cpu-list", "0", env!("CARGO_BIN_EXE_kimi-cli"), "run", "-n", "1", "--json", "-q"])
+        .output();
+    let Ok(output) = run else { return println!("skipped: no taskset here") };
+    assert_eq!(json(&output)["threads"], 1);
+}

@@ -8,6 +8,7 @@ use kimi_paging::{
 };
 
 use crate::error::Error;
+use crate::kv::KvFormat;
 use crate::layer::Routing;
 use crate::layout::MAX_PARTS;
 use crate::model::Model;
@@ -35,13 +36,23 @@ pub struct EngineOptions {
     pub threads: Option<usize>,
     /// Instruction set; `None` takes the fastest of this processor.
     pub isa: Option<Isa>,
+    /// Number format of the latents.
+    pub kv: KvFormat,
     /// Threads that read.
     pub reader_threads: usize,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { ram_bytes: None, positions: 4096, columns: 512, threads: None, isa: None, reader_threads: 4 }
+        Self {
+            ram_bytes: None,
+            positions: 4096,
+            columns: 512,
+            threads: None,
+            isa: None,
+            kv: KvFormat::F32,
+            reader_threads: 4,
+        }
     }
 }
 
@@ -149,7 +160,7 @@ impl Engine {
                 Some(slots.keep_mapped(plan.all_pinned && count == model.layout.expert_count()))
             }
         };
-        let sizes = WorkSizes::new(&model.config, kernels, plan.columns);
+        let sizes = WorkSizes::new(&model.config, kernels, plan.columns, options.kv);
         let scratch_lease =
             budget.lease(sizes.scratch as u64 * 4 * threads.count() as u64, "scratch of threads")?;
         let weights = Weights {
@@ -165,7 +176,7 @@ impl Engine {
             counter: ReadCounter::default(),
         };
         let work = Workspace::new(&model, &sizes, plan.columns, &budget)?;
-        let sizes = SessionSizes::new(&model.config, plan.columns, plan.positions);
+        let sizes = SessionSizes::new(&model.config, plan.columns, plan.positions, options.kv);
         Ok(Self { model, weights, work, announced: false, budget, plan, sizes, readers, _process: process })
     }
 

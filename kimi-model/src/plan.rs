@@ -9,9 +9,10 @@ use kimi_paging::{Backend, Buffer, Ring, RingBuilder, Source, Tape};
 use crate::config::Config;
 use crate::engine::{EngineOptions, MAX_SOURCES};
 use crate::error::Error;
+use crate::kv::KvFormat;
 use crate::layer::{self, Routing};
 use crate::layout::{Layout, TapeMatrix};
-use crate::session::{KV_BLOCK, LOG_COLUMNS, SessionSizes};
+use crate::session::{KV_BLOCK, KvCache, LOG_COLUMNS, SessionSizes};
 
 const MIB: u64 = 1 << 20;
 
@@ -169,14 +170,14 @@ impl Planner<'_> {
         (tile_bytes, ring_depth): (u64, usize),
         slots: usize,
     ) -> Result<Plan, Error> {
-        let sizes = SessionSizes::new(self.config, columns, self.options.positions);
+        let sizes = SessionSizes::new(self.config, columns, self.options.positions, self.options.kv);
         let matrices = &self.layout.matrices;
         let longest_row = matrices.iter().map(TapeMatrix::row_bytes).max().unwrap_or(0);
         // No tile is smaller than a row.
         let tile_bytes = tile_bytes.max(longest_row) as usize;
         let expert_slots = slots.min(self.layout.expert_count());
         let slot = Buffer::footprint(self.layout.slot_bytes());
-        let work = WorkSizes::new(self.config, self.kernels, columns);
+        let work = WorkSizes::new(self.config, self.kernels, columns, self.options.kv);
         let embedded = self.sources.iter().filter(|source| source.backend() == Backend::Memory);
         let [process, stacks, weights] = PROCESS_ITEMS;
         let items = [
@@ -237,13 +238,13 @@ pub(crate) struct WorkSizes {
 const TILE_ROWS: usize = 192;
 
 impl WorkSizes {
-    pub(crate) fn new(config: &Config, kernels: Kernels, columns: usize) -> Self {
+    pub(crate) fn new(config: &Config, kernels: Kernels, columns: usize, kv: KvFormat) -> Self {
         let stream = columns * config.hidden_size;
         let blocks = config.attn_res_block_size.map_or(0, |size| config.layers.len().div_ceil(size));
         let [inner, longest] = layer::longest_columns(config);
         let tile = columns * TILE_ROWS;
         let state = config.kda.as_ref().map_or(0, |kda| kda.head_dim * (kda.head_dim + 1 + LOG_COLUMNS));
-        let attention = KV_BLOCK + config.mla.kv_lora_rank;
+        let attention = KV_BLOCK + config.mla.kv_lora_rank + KvCache::scratch(config.mla.row(), kv);
         // The packing of a long column does not grow with K beyond its own length, so the longest one bounds all.
         let packed = [kernels.packed_len(config.hidden_size, columns), kernels.packed_len(inner, columns)];
         Self {

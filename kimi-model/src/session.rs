@@ -4,6 +4,7 @@ use kimi_paging::{Budget, LeasedVec};
 
 use crate::config::{AttentionKind, Config};
 use crate::error::Error;
+use crate::kv::{KvBlock, KvFormat};
 
 /// Passes of up to this many columns keep a log of their updates, so that any prefix can be committed.
 pub const LOG_COLUMNS: usize = 8;
@@ -26,8 +27,7 @@ pub struct Session {
 impl Session {
     pub(crate) fn new(config: &Config, sizes: &SessionSizes, budget: &Budget) -> Result<Self, Error> {
         let kda = (0..sizes.kda_layers).map(|_| KdaState::new(sizes, budget)).collect::<Result<_, _>>()?;
-        let kv =
-            (0..sizes.mla_layers).map(|_| KvCache { row: config.mla.row(), blocks: Vec::new() }).collect();
+        let kv = (0..sizes.mla_layers).map(|_| KvCache::new(config.mla.row(), sizes.kv_format)).collect();
         Ok(Self { position: 0, capacity: sizes.positions, kda, kv, budget: budget.clone() })
     }
 
@@ -53,7 +53,7 @@ impl Session {
         }
         for cache in &mut self.kv {
             while cache.blocks.len() * KV_BLOCK < needed {
-                cache.blocks.push(self.budget.zeroed(KV_BLOCK * cache.row, "latents")?);
+                cache.blocks.push(KvBlock::new(cache.format, KV_BLOCK * cache.row, &self.budget)?);
             }
         }
         Ok(())
@@ -78,11 +78,12 @@ pub(crate) struct SessionSizes {
     pub(crate) shadow: bool,
     pub(crate) positions: usize,
     pub(crate) kv_row: usize,
+    pub(crate) kv_format: KvFormat,
 }
 
 impl SessionSizes {
     /// For sessions of up to `positions` tokens in passes of up to `width` columns.
-    pub(crate) fn new(config: &Config, width: usize, positions: usize) -> Self {
+    pub(crate) fn new(config: &Config, width: usize, positions: usize, kv_format: KvFormat) -> Self {
         let (state, channels, taps, heads) = config.kda.as_ref().map_or((0, 0, 1, 0), |kda| {
             (kda.channels() * kda.head_dim, kda.channels(), kda.short_conv_kernel_size, kda.num_heads)
         });
@@ -98,6 +99,7 @@ impl SessionSizes {
             shadow: width > LOG_COLUMNS,
             positions,
             kv_row: config.mla.row(),
+            kv_format,
         }
     }
 
@@ -118,7 +120,8 @@ impl SessionSizes {
 
     /// Bytes of the latents of all positions, in whole blocks.
     pub(crate) fn kv_bytes(&self) -> u64 {
-        (self.mla_layers * self.positions.div_ceil(KV_BLOCK) * KV_BLOCK * self.kv_row) as u64 * 4
+        let values = self.mla_layers * self.positions.div_ceil(KV_BLOCK) * KV_BLOCK * self.kv_row;
+        (values * self.kv_format.value_bytes()) as u64
     }
 }
 
@@ -172,21 +175,29 @@ impl KdaState {
 #[derive(Debug)]
 pub(crate) struct KvCache {
     pub(crate) row: usize,
-    pub(crate) blocks: Vec<LeasedVec<f32>>,
+    pub(crate) format: KvFormat,
+    pub(crate) blocks: Vec<KvBlock>,
 }
 
 impl KvCache {
-    /// The row of one position, which must have been reserved.
-    pub(crate) fn row_mut(&mut self, position: usize) -> &mut [f32] {
-        &mut self.blocks[position / KV_BLOCK][position % KV_BLOCK * self.row..][..self.row]
+    fn new(row: usize, format: KvFormat) -> Self {
+        Self { row, format, blocks: Vec::new() }
     }
 
-    /// The rows of positions `0..count`, block by block.
-    pub(crate) fn rows(&self, count: usize) -> impl Iterator<Item = &[f32]> {
-        self.blocks.iter().enumerate().map_while(move |(i, block)| {
-            let rows = count.checked_sub(i * KV_BLOCK).filter(|&rows| rows > 0)?.min(KV_BLOCK);
-            Some(&block[..rows * self.row])
-        })
+    /// Stores the row of one position, which must have been reserved.
+    pub(crate) fn store(&mut self, position: usize, row: &[f32]) {
+        self.blocks[position / KV_BLOCK].store(position % KV_BLOCK * self.row, row);
+    }
+
+    /// Floats of scratch that reading a block takes.
+    pub(crate) fn scratch(row: usize, format: KvFormat) -> usize {
+        if format == KvFormat::F32 { 0 } else { KV_BLOCK * row }
+    }
+
+    /// The rows of block `i` among positions `0..count`; `None` past the last.
+    pub(crate) fn rows<'a>(&'a self, i: usize, count: usize, scratch: &'a mut [f32]) -> Option<&'a [f32]> {
+        let rows = count.checked_sub(i * KV_BLOCK).filter(|&rows| rows > 0)?.min(KV_BLOCK);
+        Some(self.blocks[i].read(rows * self.row, scratch))
     }
 }
 
@@ -216,11 +227,16 @@ mod tests {
     #[test]
     fn rows_come_in_blocks_up_to_the_count() {
         let budget = Budget::unlimited();
-        let blocks = (0..2).map(|_| budget.zeroed(KV_BLOCK * 2, "latents").unwrap()).collect();
-        let mut cache = KvCache { row: 2, blocks };
-        cache.row_mut(65)[1] = 7.0;
-        let lengths = |count| cache.rows(count).map(|rows| rows.len() / 2).collect::<Vec<_>>();
-        assert_eq!((lengths(1), lengths(64), lengths(66)), (vec![1], vec![64], vec![64, 2]));
-        assert_eq!(cache.rows(66).last().unwrap()[3], 7.0);
+        for format in KvFormat::ALL {
+            let blocks = (0..2).map(|_| KvBlock::new(format, KV_BLOCK * 2, &budget).unwrap()).collect();
+            let mut cache = KvCache { row: 2, format, blocks };
+            cache.store(65, &[0.0, 7.0]);
+            let mut scratch = vec![f32::NAN; KvCache::scratch(2, format)];
+            let mut rows = |i, count| cache.rows(i, count, &mut scratch).map(<[f32]>::to_vec);
+            assert_eq!(rows(0, 1).unwrap().len(), 2);
+            assert_eq!(rows(0, 64).unwrap().len(), 128);
+            assert_eq!(rows(1, 64), None);
+            assert_eq!(rows(1, 66).unwrap(), [0.0, 0.0, 0.0, 7.0]);
+        }
     }
 }

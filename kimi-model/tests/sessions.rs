@@ -5,7 +5,7 @@ mod support;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use kimi_model::{Engine, EngineOptions, Error, Logits, Model, Observer, PassOptions, Session};
+use kimi_model::{Engine, EngineOptions, Error, KvFormat, Logits, Model, Observer, PassOptions, Session};
 use kimi_paging::{MmapSource, Source};
 use kimi_testing::{kimi_k3_oracle, same_bits};
 use proptest::prelude::*;
@@ -89,6 +89,22 @@ fn sessions_do_not_see_each_other() {
     }
     feed(&mut engine, &mut alone, &prompt, 5);
     assert!(same_bits(&probe(&mut engine, &mut one), &probe(&mut engine, &mut alone)));
+}
+
+#[test]
+fn rounded_latents_give_the_same_bits_however_the_prompt_is_fed() {
+    let (prompt, mut engine) = (prompt(), engine(&kimi_k3_oracle(), |options| options.kv = KvFormat::Bf16));
+    let mut feed_by = |chunk| {
+        let mut session = engine.session().unwrap();
+        feed(&mut engine, &mut session, &prompt, chunk)
+    };
+    let whole = feed_by(prompt.len());
+    for chunk in [1, 3, 7] {
+        assert!(same_bits(&feed_by(chunk).concat(), &whole.concat()));
+    }
+    let expected = &golden(&kimi_k3_oracle())["logits"];
+    let difference = support::difference(&whole, expected);
+    assert!((1e-4..0.1).contains(&difference), "rounding shows, and stays small: {difference}");
 }
 
 #[test]

@@ -18,8 +18,9 @@ pub(super) fn floats(mla: &MlaConfig, w: usize) -> usize {
     let query = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim);
     let values = heads * mla.v_head_dim;
     // The query before and after its norm, the heads' queries, the latent; absorbed queries and contexts; values in two
-    // orders and their gate.
+    // orders and their gate; one row to be stored.
     w * (2 * mla.q_lora_rank + query + mla.row() + heads * (mla.row() + mla.kv_lora_rank) + 3 * values)
+        + mla.row()
 }
 
 pub(super) fn forward(
@@ -48,10 +49,11 @@ pub(super) fn forward(
 
     let rows = arena.take(w * row);
     weights.matmul(layer.latent, x, rows, cancel)?;
+    let kept = arena.take(row);
     for (c, new) in rows.chunks_exact(row).enumerate() {
-        let kept = cache.row_mut(position + c);
         kernels.rms_norm(&new[..latent], &layer.latent_norm, LOW_RANK_EPSILON, &mut kept[..latent]);
         kept[latent..].copy_from_slice(&new[latent..]);
+        cache.store(position + c, kept);
     }
 
     // Per column and head: the absorbed query, then the query's share of the common key.
@@ -90,9 +92,11 @@ pub(super) fn forward(
         let query = &queries[(c * heads + head) * row..][..row];
         let mut piece = scratch.piece(threads);
         let (scores, rest) = piece.split_at_mut(KV_BLOCK);
-        let block_context = &mut rest[..latent];
+        let (block_context, decoded) = rest.split_at_mut(latent);
         let mut state = None;
-        for rows in cache.rows(position + c + 1) {
+        let mut block = 0;
+        while let Some(rows) = cache.rows(block, position + c + 1, decoded) {
+            block += 1;
             let scores = &mut scores[..rows.len() / row];
             match &mut state {
                 None => state = Some(kernels.attend_block(query, rows, scale, scores, context)),
