@@ -1,8 +1,8 @@
 //! What opening the index of the released Kimi K3 costs: bytes held, memory needed on the way, seconds.
 //!
 //! Builds the 96 shards of the release as sparse files (headers only; 1.56 TB of holes take no space) with an index file in a
-//! temporary folder, or in FOLDER where they stay for the next run, then opens them.
-//! `cargo run --release -p kimi-paging --example index_cost [FOLDER]`
+//! temporary folder, or in FOLDER where they stay for the next run, then opens them; with `direct` past the page cache.
+//! `cargo run --release -p kimi-paging --example index_cost [FOLDER [direct]]`
 
 use std::fs::File;
 use std::io::Write;
@@ -36,7 +36,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let before = current_rss_bytes();
     let start = Instant::now();
-    let index = TensorIndex::open(dir, &mut |path| Ok(Arc::new(FileSource::open(path)?) as Arc<dyn Source>))?;
+    let direct = args.get(1).is_some_and(|word| word == "direct");
+    let index = TensorIndex::open(dir, &mut |path| {
+        let file = if direct { FileSource::open_direct(path)? } else { FileSource::open(path)? };
+        Ok(Arc::new(file) as Arc<dyn Source>)
+    })?;
     let seconds = start.elapsed().as_secs_f64();
     let start = Instant::now();
     let template =

@@ -1,32 +1,70 @@
 //! How fast a file streams through a ring, and how little memory that takes.
 //!
-//! `cargo run --release -p kimi-paging --example stream -- FILE [pread|mmap] [THREADS] [DEPTH] [LAPS]`
+//! `cargo run --release -p kimi-paging --example stream -- FILE [BACKEND] [EXECUTOR] [DEPTH] [REQUEST_KIB] [--laps N] [--cold]`
 //!
-//! Every byte is added up on one thread, as a stand-in for the compute. To measure the drive and not the page cache, take a file
-//! that was not read before, or is larger than memory.
+//! `BACKEND` is `pread`, `direct` or `mmap`; `EXECUTOR` is `threads` (as many as `DEPTH`) or `uring` (`DEPTH` requests of
+//! `REQUEST_KIB` under way). `tune` in place of the executor measures and takes what was fastest. `--cold` has the system forget
+//! the file first, as far as it can.
+//!
+//! Every byte is added up on one thread, as a stand-in for the compute.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use kimi_paging::{Budget, Entry, Extent, FileSource, Readers, Ring, Source, SourceId, Tape, peak_rss_bytes};
+use kimi_paging::{
+    Budget, Entry, Executor, Extent, FileSource, ReadSettings, Readers, Ring, Source, SourceId, Tape,
+    TuneLimits, peak_rss_bytes, tune,
+};
 
 const ROW_BYTES: u64 = 1 << 13;
 const TILE_BYTES: usize = 4 << 20;
+const USAGE: &str =
+    "usage: stream FILE [pread|direct|mmap] [threads|uring|tune] [DEPTH] [REQUEST_KIB] [--laps N] [--cold]";
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let args: Vec<_> = std::env::args().skip(1).collect();
-    let path = args.first().ok_or("usage: stream FILE [pread|mmap] [THREADS] [DEPTH] [LAPS]")?;
-    let number = |at: usize, default: usize| args.get(at).map_or(Ok(default), |text| text.parse());
-    let (threads, depth, laps) = (number(2, Readers::DEFAULT_THREADS)?, number(3, 8)?, number(4, 1)?);
-    let source = open(Path::new(path), args.get(1).is_some_and(|mode| mode == "mmap"))?;
-    let backend = source.backend();
-
-    let extent = Extent { source: SourceId::new(0), offset: 0, len: source.len() / ROW_BYTES * ROW_BYTES };
+    let mut args: Vec<_> = std::env::args().skip(1).collect();
+    let cold = args.iter().position(|arg| arg == "--cold").map(|at| args.remove(at)).is_some();
+    let laps = match args.iter().position(|arg| arg == "--laps") {
+        Some(at) => args.drain(at..at + 2).nth(1).ok_or(USAGE)?.parse()?,
+        None => 1,
+    };
+    let word = |at: usize, default: &'static str| args.get(at).map_or(default, String::as_str);
+    let path = Path::new(args.first().ok_or(USAGE)?);
+    let source = open(path, word(1, "pread"))?;
+    let len = source.len() / ROW_BYTES * ROW_BYTES;
+    let sources = [source];
+    let settings = match word(2, "threads") {
+        "threads" => ReadSettings::threads(word(3, "4").parse()?),
+        "uring" => ReadSettings::uring(word(3, "16").parse()?, word(4, "1024").parse::<usize>()? << 10),
+        "tune" => {
+            let tuning = tune(&sources, &Budget::unlimited(), TuneLimits::default())?;
+            for sample in &tuning.samples {
+                println!(
+                    "tried      {:.2} GB/s  {:?}",
+                    sample.bytes_per_second() as f64 / 1e9,
+                    sample.settings
+                );
+            }
+            tuning.settings
+        }
+        _ => return Err(USAGE.into()),
+    };
+    if cold {
+        // Mapped files have pages of their own to give up; the page cache is asked through a plain file.
+        FileSource::open(path)?.release(0, sources[0].len());
+    }
+    let extent = Extent { source: SourceId::new(0), offset: 0, len };
     let tape = Tape::new(vec![Entry::new(extent, ROW_BYTES)])?;
-    let (budget, readers) = (Budget::unlimited(), Readers::new(threads)?);
+    let (budget, readers) = (Budget::unlimited(), Readers::with_settings(&settings)?);
+    // As many tiles as are under way, at least eight, and the one in use.
+    let under_way = match settings.executor {
+        Executor::Uring => (settings.depth * settings.request_bytes).div_ceil(TILE_BYTES),
+        _ => settings.depth,
+    };
+    let depth = under_way.max(8) + 1;
     let mut ring =
-        Ring::builder(&[source], tape).tile_bytes(TILE_BYTES).depth(depth).build(&budget, &readers)?;
+        Ring::builder(&sources, tape).tile_bytes(TILE_BYTES).depth(depth).build(&budget, &readers)?;
 
     let start = Instant::now();
     let mut sum = 0u64;
@@ -37,8 +75,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         sum = tile.as_chunks().0.iter().fold(sum, |sum, chunk| sum.wrapping_add(u64::from_le_bytes(*chunk)));
     }
     let seconds = start.elapsed().as_secs_f64();
-    let stats = readers.stats();
-    println!("backend    {backend}, {threads} threads, depth {depth}, sum {sum:x}");
+    let (stats, settings) = (readers.stats(), readers.settings());
+    println!("backend    {}, sum {sum:x}", sources[0].backend());
+    println!("reads      {settings:?}, {depth} tiles");
+    for why in [sources[0].fallback().map(ToString::to_string), readers.fallback().map(ToString::to_string)] {
+        why.iter().for_each(|why| println!("fell back  {why}"));
+    }
     println!("speed      {:.2} GB/s", ring.bytes_read() as f64 / seconds / 1e9);
     println!("waited     {:.1} % of {seconds:.2} s", stats.tape.wait_ns as f64 / seconds / 1e7);
     println!("reading    {:.1} % of the time", stats.active_ns as f64 / seconds / 1e7);
@@ -49,17 +91,23 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
+fn open(path: &Path, backend: &str) -> Result<Arc<dyn Source>, Box<dyn std::error::Error>> {
+    Ok(match backend {
+        "pread" => Arc::new(FileSource::open(path)?),
+        "direct" => Arc::new(FileSource::open_direct(path)?),
+        "mmap" => map(path)?,
+        _ => return Err(USAGE.into()),
+    })
+}
+
 #[cfg(feature = "mmap")]
 #[expect(unsafe_code, reason = "mapping is unsafe for the caller")]
-fn open(path: &Path, map: bool) -> Result<Arc<dyn Source>, kimi_paging::Error> {
-    if map {
-        // SAFETY: this example is for files that nobody changes meanwhile.
-        return Ok(Arc::new(unsafe { kimi_paging::MmapSource::open(path) }?));
-    }
-    Ok(Arc::new(FileSource::open(path)?))
+fn map(path: &Path) -> Result<Arc<dyn Source>, Box<dyn std::error::Error>> {
+    // SAFETY: this example is for files that nobody changes meanwhile.
+    Ok(Arc::new(unsafe { kimi_paging::MmapSource::open(path) }?))
 }
 
 #[cfg(not(feature = "mmap"))]
-fn open(path: &Path, _: bool) -> Result<Arc<dyn Source>, kimi_paging::Error> {
-    Ok(Arc::new(FileSource::open(path)?))
+fn map(_: &Path) -> Result<Arc<dyn Source>, Box<dyn std::error::Error>> {
+    Err("built without the feature `mmap`".into())
 }

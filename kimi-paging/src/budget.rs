@@ -232,7 +232,10 @@ impl Buffer {
     /// What a buffer of `len` bytes takes from a budget: whole pages, and one more that pays for the alignment and the
     /// allocator's own header.
     pub const fn footprint(len: usize) -> u64 {
-        (len as u64).next_multiple_of(PAGE_BYTES as u64) + PAGE_BYTES as u64
+        match (len as u64).checked_next_multiple_of(PAGE_BYTES as u64) {
+            Some(pages) => pages.saturating_add(PAGE_BYTES as u64),
+            None => u64::MAX,
+        }
     }
 
     /// The lease that pays for it.
@@ -346,6 +349,7 @@ mod tests {
         assert!(matches!(budget.zeroed::<f32>(usize::MAX, "state"), Err(Error::TooLarge { .. })));
         assert!(matches!(budget.zeroed::<f32>(usize::MAX / 4, "state"), Err(Error::TooLarge { .. })));
         assert!(matches!(budget.buffer(usize::MAX, "slot"), Err(Error::TooLarge { .. })));
+        assert_eq!(Buffer::footprint(usize::MAX), u64::MAX);
         let mut values = budget.zeroed::<f32>(3, "state").unwrap();
         values[1] = 2.0;
         assert_eq!((&*values, budget.used_bytes()), (&[0.0, 2.0, 0.0][..], 12));

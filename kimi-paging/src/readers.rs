@@ -1,20 +1,158 @@
-//! The threads that read.
+//! Who reads: threads that block, or one thread with many reads under way.
 //!
-//! A blocking read needs a thread, and a drive needs several reads at once to be fast. A few named threads serve two queues:
-//! reads that someone waits for (*urgent*) before reads ahead of time (*tape*), each in the order in which they were asked
-//! for. What is read, and where to, lies in a [`Cell`]; queues only pass cells on, so nothing is allocated per read.
+//! A drive needs several reads at once to be fast. Two queues hold what is wanted: reads that someone waits for (*urgent*)
+//! before reads ahead of time (*tape*), each in the order in which they were asked for. An *executor* serves them: a few threads
+//! with one blocking read each ([`threads`]), or one that hands the kernel many through io_uring ([`uring`]). What is read, and
+//! where to, lies in a [`Cell`]; queues only pass cells on, so nothing is allocated per read.
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::fmt;
+use std::io;
+use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
-use crate::{Buffer, Error};
+use serde::{Deserialize, Serialize};
+
+use self::queue::Shared;
+use crate::Error;
 
 mod cell;
+mod job;
+mod landed;
+mod queue;
+mod threads;
+#[cfg(all(
+    target_os = "linux",
+    any(
+        target_arch = "x86_64",
+        target_arch = "aarch64",
+        target_arch = "riscv64",
+        target_arch = "loongarch64",
+        target_arch = "powerpc64"
+    )
+))]
+mod uring;
+/// What stands for io_uring where there is none.
+#[cfg(not(all(
+    target_os = "linux",
+    any(
+        target_arch = "x86_64",
+        target_arch = "aarch64",
+        target_arch = "riscv64",
+        target_arch = "loongarch64",
+        target_arch = "powerpc64"
+    )
+)))]
+mod uring {
+    use std::io;
+    use std::sync::Arc;
 
-pub(crate) use cell::{Cell, Phase, Piece};
+    use super::{ReadSettings, Shared};
+
+    #[derive(Debug)]
+    pub(super) enum Uring {}
+
+    impl Uring {
+        pub(super) fn new(_: &ReadSettings) -> io::Result<(Self, Arc<Shared>)> {
+            Err(io::ErrorKind::Unsupported.into())
+        }
+
+        pub(super) fn serve(self, _: &Shared) {
+            match self {}
+        }
+    }
+}
+
+pub(crate) use cell::{Cell, Filled, Phase};
+pub(crate) use job::{Job, Piece};
+pub(crate) use landed::Landed;
+pub(crate) use queue::{Class, Handle};
+
+/// How reads are executed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+#[non_exhaustive]
+pub enum Executor {
+    /// Threads, each with one blocking read.
+    Threads,
+    /// One thread with many reads under way through io_uring (Linux).
+    Uring,
+}
+
+impl Executor {
+    /// The name that reports use.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Threads => "threads",
+            Self::Uring => "uring",
+        }
+    }
+}
+
+impl fmt::Display for Executor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// How [`Readers`] read. [`tune`](crate::tune) measures which settings are fast.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[expect(clippy::exhaustive_structs, reason = "what a measurement can choose from")]
+pub struct ReadSettings {
+    /// Who reads.
+    pub executor: Executor,
+    /// How many reads are under way at once, which for [`Executor::Threads`] is the number of threads.
+    pub depth: usize,
+    /// The most bytes of one read under [`Executor::Uring`], a multiple of 65,536; larger ranges are several reads. Threads
+    /// read a range at once.
+    pub request_bytes: usize,
+}
+
+impl ReadSettings {
+    /// Settings for threads.
+    pub const fn threads(threads: usize) -> Self {
+        Self { executor: Executor::Threads, depth: threads, request_bytes: Self::REQUEST_UNIT }
+    }
+
+    /// Settings for io_uring: `depth` reads of at most `request_bytes` bytes under way.
+    pub const fn uring(depth: usize, request_bytes: usize) -> Self {
+        Self { executor: Executor::Uring, depth, request_bytes }
+    }
+
+    /// What `request_bytes` is a multiple of.
+    pub const REQUEST_UNIT: usize = crate::source::MAX_ALIGNMENT;
+
+    /// The most reads under way.
+    const MAX_DEPTH: usize = 1024;
+
+    /// The largest request: what every system takes at once.
+    const MAX_REQUEST_BYTES: usize = 1 << 30;
+
+    fn check(&self) -> Result<(), Error> {
+        let setting =
+            |what, expected, found: usize| Err(Error::Setting { what, expected, found: found as u64 });
+        match self.executor {
+            Executor::Threads if self.depth == 0 => setting("reader threads", "at least 1", 0),
+            Executor::Uring if self.depth == 0 || self.depth > Self::MAX_DEPTH => {
+                setting("reads under way", "1 to 1024", self.depth)
+            }
+            Executor::Uring
+                if self.request_bytes == 0
+                    || self.request_bytes > Self::MAX_REQUEST_BYTES
+                    || !self.request_bytes.is_multiple_of(Self::REQUEST_UNIT) =>
+            {
+                setting("request_bytes", "a multiple of 65536, at most 1 GiB", self.request_bytes)
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A few threads, with four reads under way.
+impl Default for ReadSettings {
+    fn default() -> Self {
+        Self::threads(Readers::DEFAULT_THREADS)
+    }
+}
 
 /// A small set of threads that read for any number of [`Ring`](crate::Ring)s and [`Slots`](crate::Slots).
 ///
@@ -23,6 +161,8 @@ pub(crate) use cell::{Cell, Phase, Piece};
 pub struct Readers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
+    settings: ReadSettings,
+    fallback: Option<io::Error>,
 }
 
 /// What the readers did, and how long someone waited for them.
@@ -43,11 +183,11 @@ pub struct ReadStats {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClassStats {
-    /// Reads, each of one contiguous range.
+    /// Ranges that were read.
     pub reads: u64,
-    /// Bytes that arrived.
+    /// Bytes that arrived, those included that were read only for the alignment.
     pub bytes: u64,
-    /// Nanoseconds that threads spent reading, summed over threads.
+    /// Nanoseconds that tiles and records were under way, summed over them; for threads, the time that they spent reading.
     pub busy_ns: u64,
     /// Nanoseconds that consumers waited for bytes.
     pub wait_ns: u64,
@@ -58,30 +198,72 @@ impl Readers {
     /// (`docs/paging.md`).
     pub const DEFAULT_THREADS: usize = 4;
 
-    /// Starts `threads` threads.
+    /// Starts `threads` threads with blocking reads.
     ///
     /// # Errors
     /// [`Error::Setting`] for no threads, [`Error::Spawn`] when the system refuses one.
     pub fn new(threads: usize) -> Result<Self, Error> {
-        if threads == 0 {
-            return Err(Error::Setting { what: "reader threads", expected: "at least 1", found: 0 });
+        Self::with_settings(&ReadSettings::threads(threads))
+    }
+
+    /// Starts readers with these settings.
+    ///
+    /// Where io_uring is refused (an old kernel, a container that forbids it, another system), threads read instead, at most
+    /// [`DEFAULT_THREADS`](Self::DEFAULT_THREADS); [`settings`](Self::settings) and [`fallback`](Self::fallback) say so.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for settings out of range, [`Error::Spawn`] when the system refuses a thread.
+    pub fn with_settings(settings: &ReadSettings) -> Result<Self, Error> {
+        settings.check()?;
+        if settings.executor == Executor::Threads {
+            return Self::start_threads(*settings, None);
         }
-        let mut readers = Self { shared: Arc::default(), threads: Vec::with_capacity(threads) };
-        for number in 0..threads {
+        match uring::Uring::new(settings) {
+            Ok((uring, shared)) => {
+                let mut readers = Self { shared, threads: Vec::new(), settings: *settings, fallback: None };
+                let shared = Arc::clone(&readers.shared);
+                readers.spawn(move || uring.serve(&shared))?;
+                Ok(readers)
+            }
+            Err(refused) => {
+                let threads = ReadSettings::threads(settings.depth.min(Self::DEFAULT_THREADS));
+                Self::start_threads(threads, Some(refused))
+            }
+        }
+    }
+
+    fn start_threads(settings: ReadSettings, fallback: Option<io::Error>) -> Result<Self, Error> {
+        // Threads wait for the queues themselves.
+        let shared = Arc::new(Shared::new(Box::new(|| {})));
+        let mut readers = Self { shared, threads: Vec::with_capacity(settings.depth), settings, fallback };
+        for _ in 0..settings.depth {
             let shared = Arc::clone(&readers.shared);
-            let thread = std::thread::Builder::new().name(format!("kimi-reader-{number}"));
             // On failure `readers` is dropped, which ends the threads that did start.
-            readers.threads.push(thread.spawn(move || shared.serve()).map_err(Error::Spawn)?);
+            readers.spawn(move || threads::serve(&shared))?;
         }
         Ok(readers)
     }
 
+    fn spawn(&mut self, serve: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+        let name = format!("kimi-reader-{}", self.threads.len());
+        let thread = std::thread::Builder::new().name(name).spawn(serve).map_err(Error::Spawn)?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    /// The settings in use.
+    pub fn settings(&self) -> ReadSettings {
+        self.settings
+    }
+
+    /// Why threads read although io_uring was asked for; `None` where everything is as asked for.
+    pub fn fallback(&self) -> Option<&io::Error> {
+        self.fallback.as_ref()
+    }
+
     /// What happened since the start.
     pub fn stats(&self) -> ReadStats {
-        let [tape, urgent] = [Class::Tape, Class::Urgent].map(|class| self.shared.counters(class).load());
-        let queues = self.shared.queues();
-        let active = queues.active_since.map_or(Duration::ZERO, |since| since.elapsed()) + queues.active;
-        ReadStats { tape, urgent, active_ns: nanoseconds(active), threads: self.threads.len() }
+        self.shared.stats(self.threads.len())
     }
 
     pub(crate) fn handle(&self) -> Handle {
@@ -91,185 +273,10 @@ impl Readers {
 
 impl Drop for Readers {
     fn drop(&mut self) {
-        let waiting = {
-            let mut queues = self.shared.queues();
-            queues.closed = true;
-            let Queues { urgent, tape, .. } = &mut *queues;
-            urgent.drain(..).chain(tape.drain(..)).collect::<Vec<_>>()
-        };
-        self.shared.work.notify_all();
-        for cell in waiting {
-            cell.fail(Error::ReadersClosed);
-        }
+        self.shared.close();
         for thread in self.threads.drain(..) {
             // A reader catches the panics of sources, so there is nothing to learn from its result.
             let _ = thread.join();
         }
     }
-}
-
-/// Which queue a read waits in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Class {
-    Tape,
-    Urgent,
-}
-
-/// Lets rings and slots use the readers without keeping the threads alive.
-#[derive(Debug, Clone)]
-pub(crate) struct Handle {
-    shared: Arc<Shared>,
-}
-
-impl Handle {
-    /// Makes room in a queue for as many cells as will ever wait there, so that queueing never allocates.
-    pub(crate) fn register(&self, class: Class, cells: usize) {
-        let mut queues = self.shared.queues();
-        let (queue, registered) = queues.get(class);
-        *registered += cells;
-        let more = registered.saturating_sub(queue.len());
-        queue.reserve(more);
-    }
-
-    /// Takes the room back.
-    pub(crate) fn unregister(&self, class: Class, cells: usize) {
-        let mut queues = self.shared.queues();
-        let (_, registered) = queues.get(class);
-        *registered -= cells;
-    }
-
-    /// Has an idle cell filled with the pieces that `describe` writes.
-    pub(crate) fn submit(&self, class: Class, cell: &Arc<Cell>, describe: impl FnOnce(&mut Vec<Piece>)) {
-        cell.enqueue(describe);
-        let mut queues = self.shared.queues();
-        if queues.closed {
-            drop(queues);
-            cell.fail(Error::ReadersClosed);
-            return;
-        }
-        queues.get(class).0.push_back(Arc::clone(cell));
-        drop(queues);
-        self.shared.work.notify_one();
-    }
-
-    /// Waits until the cell has been read, and takes its bytes.
-    ///
-    /// `None` for a cell that nobody asked to fill, or whose buffer is elsewhere. After an error the cell is idle.
-    pub(crate) fn wait(&self, class: Class, cell: &Cell) -> Option<Result<Buffer, Error>> {
-        let (result, waited) = cell.wait();
-        if let Some(waited) = waited {
-            self.shared.counters(class).wait_ns.fetch_add(nanoseconds(waited), Ordering::Relaxed);
-        }
-        result
-    }
-
-    /// Makes sure that nobody will write to the cell any more: takes it out of the queue, or waits for a read under way.
-    /// Returns what it holds then: [`Phase::Ready`] if it was read to the end.
-    pub(crate) fn cancel(&self, class: Class, cell: &Arc<Cell>) -> Phase {
-        self.shared.queues().get(class).0.retain(|queued| !Arc::ptr_eq(queued, cell));
-        cell.settle()
-    }
-}
-
-#[derive(Debug, Default)]
-struct Shared {
-    queues: Mutex<Queues>,
-    work: Condvar,
-    tape: Counters,
-    urgent: Counters,
-}
-
-#[derive(Debug, Default)]
-struct Queues {
-    tape: VecDeque<Arc<Cell>>,
-    urgent: VecDeque<Arc<Cell>>,
-    /// How many cells may wait in each queue at once.
-    registered: [usize; 2],
-    closed: bool,
-    /// Threads that read now, since when there is at least one, and how long there was one before.
-    reading: usize,
-    active_since: Option<Instant>,
-    active: Duration,
-}
-
-#[derive(Debug, Default)]
-struct Counters {
-    reads: AtomicU64,
-    bytes: AtomicU64,
-    busy_ns: AtomicU64,
-    wait_ns: AtomicU64,
-}
-
-impl Shared {
-    /// What a reader thread does.
-    fn serve(&self) {
-        while let Some((class, cell)) = self.next_job() {
-            let start = Instant::now();
-            cell.read(|done| {
-                let counters = self.counters(class);
-                counters.reads.fetch_add(done.reads, Ordering::Relaxed);
-                counters.bytes.fetch_add(done.bytes, Ordering::Relaxed);
-                counters.busy_ns.fetch_add(nanoseconds(start.elapsed()), Ordering::Relaxed);
-            });
-            let mut queues = self.queues();
-            queues.reading -= 1;
-            if queues.reading == 0 {
-                let since = queues.active_since.take().unwrap_or(start);
-                queues.active += since.elapsed();
-            }
-        }
-    }
-
-    /// Waits for work; `None` at the end.
-    fn next_job(&self) -> Option<(Class, Arc<Cell>)> {
-        let mut queues = self.queues();
-        loop {
-            if queues.closed {
-                return None;
-            }
-            let urgent = queues.urgent.pop_front().map(|cell| (Class::Urgent, cell));
-            if let Some(job) = urgent.or_else(|| queues.tape.pop_front().map(|cell| (Class::Tape, cell))) {
-                if queues.reading == 0 {
-                    queues.active_since = Some(Instant::now());
-                }
-                queues.reading += 1;
-                return Some(job);
-            }
-            queues = self.work.wait(queues).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    fn counters(&self, class: Class) -> &Counters {
-        match class {
-            Class::Tape => &self.tape,
-            Class::Urgent => &self.urgent,
-        }
-    }
-
-    fn queues(&self) -> MutexGuard<'_, Queues> {
-        // Nothing panics while it holds this lock.
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Queues {
-    fn get(&mut self, class: Class) -> (&mut VecDeque<Arc<Cell>>, &mut usize) {
-        match class {
-            Class::Tape => (&mut self.tape, &mut self.registered[0]),
-            Class::Urgent => (&mut self.urgent, &mut self.registered[1]),
-        }
-    }
-}
-
-impl Counters {
-    fn load(&self) -> ClassStats {
-        let [reads, bytes, busy_ns, wait_ns] = [&self.reads, &self.bytes, &self.busy_ns, &self.wait_ns]
-            .map(|counter| counter.load(Ordering::Relaxed));
-        ClassStats { reads, bytes, busy_ns, wait_ns }
-    }
-}
-
-fn nanoseconds(duration: Duration) -> u64 {
-    // 584 years.
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -1,14 +1,15 @@
 //! Records in any order, known only shortly before their use: the experts of a mixture, for one.
 //!
 //! A round of requests is placed in slots in the order of use, as many at a time as fit, and read with priority over
-//! everything that is read ahead of time. A record that an earlier round left in its slot is a hit and costs nothing.
+//! everything that is read ahead of time. A record that an earlier round left in its slot is a hit and costs nothing. Records
+//! are handed out in the order of use or as they arrive.
 
 use std::fmt;
 use std::sync::Arc;
 
-use self::round::{Data, Play, Request, Stage};
-use crate::readers::Cell;
-use crate::{Budget, Error, Extent, Readers, Source};
+use self::round::{Classes, Data, Play, Request, Stage};
+use crate::readers::{Cell, Landed};
+use crate::{Budget, Buffer, Error, Extent, Readers, Source};
 
 mod layout;
 mod policy;
@@ -51,7 +52,7 @@ pub struct Slots {
 
 impl Slots {
     /// Leases `slots` buffers of `record_bytes` bytes for records of at most `parts` parts, whose
-    /// [`SourceId`](crate::SourceId)s are places in `sources`.
+    /// [`SourceId`](crate::SourceId)s are places in `sources`. What that takes says [`leased_bytes`](Self::leased_bytes).
     ///
     /// # Errors
     /// [`Error::Setting`] for no slots, no bytes, no parts or more than [`MAX_PARTS`]; [`Error::OverBudget`].
@@ -72,12 +73,14 @@ impl Slots {
             return Err(Error::Setting { what: "parts", expected: "at most 16", found: parts as u64 });
         }
         let sources: Arc<[_]> = sources.into();
+        let slot_bytes = slot_bytes(&sources, record_bytes, parts);
+        let landed = Arc::new(Landed::default());
         let cell = |_| {
-            let buffer = budget.buffer(record_bytes, "slots")?;
-            Ok(Arc::new(Cell::new(Arc::clone(&sources), buffer, parts)))
+            let buffer = budget.buffer(slot_bytes, "slots")?;
+            Ok(Arc::new(Cell::new(Arc::clone(&sources), buffer, parts, Some(Arc::clone(&landed)))))
         };
         let cells = (0..slots).map(cell).collect::<Result<Vec<_>, Error>>()?;
-        let stage = Stage::new(sources, cells, record_bytes, parts, readers.handle());
+        let stage = Stage::new(sources, cells, record_bytes, parts, readers.handle(), landed);
         let play = Play::new(&stage);
         Ok(Self { stage, play })
     }
@@ -87,6 +90,29 @@ impl Slots {
         parts.iter().map(|len| len.next_multiple_of(PART_ALIGN)).sum()
     }
 
+    /// The bytes that [`new`](Self::new) leases: for sources with an alignment a little more than the records, as the aligned
+    /// bytes around their parts are read with them.
+    pub fn leased_bytes(sources: &[Arc<dyn Source>], slots: usize, record_bytes: usize, parts: usize) -> u64 {
+        (slots as u64).saturating_mul(Buffer::footprint(slot_bytes(sources, record_bytes, parts)))
+    }
+
+    /// Groups keys into `classes` classes, such as the layers of a model, and gives each an equal share of the slots: records
+    /// make room only for others of their class. `class` tells the class of a key; numbers beyond the last count as the last.
+    ///
+    /// Where classes take turns a common cache loses every record just before its class comes again. A share of fewer slots
+    /// than a round has records makes the rounds come in waves. With fewer slots than classes all compete for all, as unless
+    /// set.
+    ///
+    /// # Panics
+    /// If records have been asked for already.
+    #[must_use]
+    pub fn per_class(mut self, classes: usize, class: impl Fn(u64) -> usize + Send + Sync + 'static) -> Self {
+        assert!(self.hits() + self.misses() == 0, "keys are grouped before the first round");
+        self.stage.classes = Classes { count: classes.max(1), of: Box::new(class) };
+        self.play.regroup(&self.stage);
+        self
+    }
+
     /// Whether mapped files keep their pages after use, because everything fits in memory. They do not unless set.
     #[must_use]
     pub fn keep_mapped(mut self, keep: bool) -> Self {
@@ -94,8 +120,8 @@ impl Slots {
         self
     }
 
-    /// Begins a round: the records that are wanted, in the order of their use, each with its parts. Reading begins at once. What
-    /// an earlier round asked for and did not take is forgotten.
+    /// Begins a round: the records that are wanted, in the order of their use, each with its parts. Reading begins at once, in
+    /// the order of the files. What an earlier round asked for and did not take is forgotten.
     ///
     /// Records whose parts all lie in mapped or embedded files are looked at where they are and take no slot.
     ///
@@ -118,8 +144,21 @@ impl Slots {
         reason = "a record borrows the slots, which `Iterator` cannot express"
     )]
     pub fn next(&mut self) -> Result<Option<Record<'_>>, Error> {
+        self.take(Play::first)
+    }
+
+    /// A record of the round that has arrived, waiting for one if need be; `None` at the end. Of several the first in the order
+    /// of use. May be mixed with [`next`](Self::next).
+    ///
+    /// # Errors
+    /// As [`next`](Self::next). A record that failed is read again, while others are handed out.
+    pub fn next_ready(&mut self) -> Result<Option<Record<'_>>, Error> {
+        self.take(Play::first_landed)
+    }
+
+    fn take(&mut self, choose: fn(&Play, &Stage) -> usize) -> Result<Option<Record<'_>>, Error> {
         let Self { stage, play } = self;
-        let Some((request, data, bytes_read)) = play.next(stage)? else { return Ok(None) };
+        let Some((request, data, bytes_read)) = play.next(stage, choose)? else { return Ok(None) };
         Ok(Some(Record { stage, play, request, data, bytes_read }))
     }
 
@@ -161,6 +200,11 @@ impl fmt::Debug for Slots {
             .field("misses", &self.play.misses)
             .finish_non_exhaustive()
     }
+}
+
+/// The size of one slot.
+fn slot_bytes(sources: &[Arc<dyn Source>], record_bytes: usize, parts: usize) -> usize {
+    record_bytes.saturating_add(layout::slack_bytes(sources, parts))
 }
 
 /// The parts of one record, in memory until dropped.

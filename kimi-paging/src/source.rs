@@ -1,15 +1,21 @@
 //! Where bytes come from: files, mapped files, memory.
 
 use std::fmt;
+use std::fs::File;
 use std::path::Path;
+
+use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
+mod direct;
 mod file;
 mod memory;
 #[cfg(feature = "mmap")]
 mod mmap;
 
+pub use direct::DirectProblem;
+pub(crate) use direct::prepare_thread;
 pub use file::FileSource;
 pub(crate) use file::is_transient;
 pub use memory::MemorySource;
@@ -68,6 +74,23 @@ pub trait Source: Send + Sync + fmt::Debug {
         let _ = (offset, len);
     }
 
+    /// What offset, length and memory of a read should be a multiple of: a power of two, at most 65,536 (other values count
+    /// as 1). Reads elsewhere work too, through a copy.
+    fn alignment(&self) -> usize {
+        1
+    }
+
+    /// The file that has these bytes at these offsets, for readers that give the system many reads at once. `None` leaves all
+    /// reading to [`read_at`](Self::read_at), which stays the judge of every read that fails.
+    fn file(&self) -> Option<&File> {
+        None
+    }
+
+    /// Why a file that was to be read past the page cache is not; `None` where everything is as asked for.
+    fn fallback(&self) -> Option<&DirectProblem> {
+        None
+    }
+
     /// True when there are no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
@@ -75,11 +98,14 @@ pub trait Source: Send + Sync + fmt::Debug {
 }
 
 /// How a [`Source`] is read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Backend {
-    /// Positioned reads of a file.
+    /// Positioned reads of a file, through the page cache.
     Pread,
+    /// Positioned reads of a file, past the page cache.
+    Direct,
     /// A file mapped into memory.
     Mmap,
     /// Bytes that are in memory anyway.
@@ -87,10 +113,16 @@ pub enum Backend {
 }
 
 impl Backend {
+    /// True where every range can be looked at without a copy.
+    pub(crate) fn has_views(self) -> bool {
+        matches!(self, Self::Mmap | Self::Memory)
+    }
+
     /// The name that reports use.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Pread => "pread",
+            Self::Direct => "direct",
             Self::Mmap => "mmap",
             Self::Memory => "memory",
         }
@@ -132,6 +164,17 @@ pub struct Extent {
     pub offset: u64,
     /// Its length in bytes.
     pub len: u64,
+}
+
+/// The largest alignment that readers keep.
+pub(crate) const MAX_ALIGNMENT: usize = 1 << 16;
+
+/// The alignment that readers keep for a source.
+pub(crate) fn alignment(source: &dyn Source) -> u64 {
+    let alignment = source.alignment();
+    // Offsets of a real file have 63 bits, so none of them can be rounded out of range.
+    let usable = alignment.is_power_of_two() && alignment <= MAX_ALIGNMENT && source.len() <= 1 << 62;
+    if usable { alignment as u64 } else { 1 }
 }
 
 /// Checks that `len` bytes at `offset` lie in a source of `source_len` bytes.

@@ -6,8 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kimi_paging::{
-    Budget, Entry, Extent, FileSource, MemorySource, Readers, Ring, Run, Slots, Source, SourceId, Tape,
+    Budget, Entry, Extent, FileSource, MemorySource, ReadSettings, Ring, Run, Slots, Source, SourceId, Tape,
 };
+
+#[path = "support/sources.rs"]
+mod sources;
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
@@ -51,13 +54,14 @@ fn pass(ring: &mut Ring, slots: &mut Slots, entries: usize, number: u64) -> u64 
             let key = |n: u64| (entry * 13 + n * 7 + number) % 40;
             let parts = |key: u64| {
                 [0, 1].map(|part| Extent {
-                    source: SourceId::new(0),
+                    source: SourceId::new(2 * (key as usize % 2)),
                     offset: key * 100 + part * 64,
                     len: 64 - part * 40,
                 })
             };
             slots.begin((0..9).map(|n| (key(n), parts(key(n))))).unwrap();
-            while let Some(record) = slots.next().unwrap() {
+            let in_order = number.is_multiple_of(2);
+            while let Some(record) = if in_order { slots.next() } else { slots.next_ready() }.unwrap() {
                 sum += u64::from(record.part(1)[0]);
             }
         }
@@ -71,23 +75,31 @@ fn pass(ring: &mut Ring, slots: &mut Slots, entries: usize, number: u64) -> u64 
 
 #[test]
 fn laps_allocate_nothing() {
+    for settings in [ReadSettings::threads(3), ReadSettings::uring(8, 1 << 16)] {
+        laps(settings);
+    }
+}
+
+fn laps(settings: ReadSettings) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("weights");
     std::fs::write(&path, vec![1; 64 << 10]).unwrap();
     let list: Vec<Arc<dyn Source>> = vec![
         Arc::new(FileSource::open(&path).unwrap()),
         Arc::new(MemorySource::new("memory", vec![2; 8 << 10])),
+        sources::direct(&path),
     ];
-    let entry = |n: u64| match n % 3 {
+    let run =
+        |source, offset| Run { source: SourceId::new(source), offset, run_bytes: 64, count: 16, stride: 128 };
+    let entry = |n: u64| match n % 5 {
         0 => Entry::new(Extent { source: SourceId::new(0), offset: n * 1000 + 3, len: 64 * 24 }, 24),
-        1 => Entry::from_runs(
-            [Run { source: SourceId::new(0), offset: n * 700, run_bytes: 64, count: 16, stride: 128 }],
-            16,
-        ),
-        _ => Entry::new(Extent { source: SourceId::new(1), offset: n * 10, len: 64 * 24 }, 24),
+        1 => Entry::from_runs([run(0, n * 700)], 16),
+        2 => Entry::new(Extent { source: SourceId::new(1), offset: n * 10, len: 64 * 24 }, 24),
+        3 => Entry::new(Extent { source: SourceId::new(2), offset: n * 1000 + 3, len: 64 * 24 }, 24),
+        _ => Entry::from_runs([run(2, n * 700)], 16),
     };
     let tape = Tape::new((0..30).map(entry).collect()).unwrap();
-    let (budget, readers) = (Budget::unlimited(), Readers::new(3).unwrap());
+    let (budget, readers) = (Budget::unlimited(), sources::readers(settings));
     let mut ring = Ring::builder(&list, tape)
         .tile_bytes(200)
         .depth(6)

@@ -8,18 +8,25 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use kimi_paging::{
-    Backend, Budget, Entry, Error, Extent, FileSource, MemorySource, Readers, Ring, Run, Source, SourceId,
-    Tape, TapeProblem,
+    Backend, Budget, Entry, Error, Extent, MemorySource, Readers, Ring, Run, Source, SourceId, Tape,
+    TapeProblem,
 };
 use kimi_testing::Seeded;
 use proptest::prelude::*;
 
 #[path = "support/faulty.rs"]
 mod faulty;
+#[path = "support/sources.rs"]
+mod sources;
 
 use faulty::{Fault, Faulty};
+use sources::{every_backend, readers};
 
-const SOURCE_BYTES: usize = 3000;
+/// No multiple of any alignment.
+const SOURCE_BYTES: usize = 60_003;
+
+/// How many sources [`Sources`] has.
+const SOURCES: usize = 5;
 
 /// Sources of every kind over different bytes; the last one may fail.
 struct Sources {
@@ -31,31 +38,17 @@ struct Sources {
 impl Sources {
     fn new(faults: impl Fn(usize, u64) -> Fault + Send + Sync + 'static) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let bytes: Vec<_> = (0..4).map(|seed| Seeded::new(seed).bytes(SOURCE_BYTES)).collect();
+        let file = Seeded::new(0).bytes(SOURCE_BYTES);
         let path = dir.path().join("bytes");
-        std::fs::write(&path, &bytes[0]).unwrap();
-        let list: Vec<Arc<dyn Source>> = vec![
-            Arc::new(FileSource::open(&path).unwrap()),
-            Arc::new(MemorySource::new("memory", bytes[1].clone())),
-            mapped(&dir.path().join("mapped"), &bytes[2]),
-            Arc::new(Faulty::new(bytes[3].clone(), faults)),
-        ];
+        std::fs::write(&path, &file).unwrap();
+        let mut bytes = vec![file; 3];
+        bytes.extend((1..3).map(|seed| Seeded::new(seed).bytes(SOURCE_BYTES)));
+        let mut list = every_backend(&path);
+        list.push(Arc::new(MemorySource::new("memory", bytes[3].clone())));
+        list.push(Arc::new(Faulty::new(bytes[4].clone(), faults)));
+        assert_eq!(list.len(), SOURCES);
         Self { bytes, list, _dir: dir }
     }
-}
-
-#[cfg(feature = "mmap")]
-#[expect(unsafe_code, reason = "mapping is unsafe for the caller")]
-fn mapped(path: &std::path::Path, bytes: &[u8]) -> Arc<dyn Source> {
-    std::fs::write(path, bytes).unwrap();
-    // SAFETY: nobody changes the file.
-    Arc::new(unsafe { kimi_paging::MmapSource::open(path) }.unwrap())
-}
-
-#[cfg(not(feature = "mmap"))]
-fn mapped(path: &std::path::Path, bytes: &[u8]) -> Arc<dyn Source> {
-    std::fs::write(path, bytes).unwrap();
-    Arc::new(FileSource::open(path).unwrap())
 }
 
 /// An entry with its bytes, put together one by one.
@@ -116,8 +109,10 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 type Shape = (usize, Vec<(usize, u64, u64, u64, u64)>);
 
 fn entry_shapes() -> impl Strategy<Value = Vec<Shape>> {
-    let run = (0..4usize, 0..1000u64, 1..12u64, 1..4u64, 0..30u64);
-    prop::collection::vec((1..12usize, prop::collection::vec(run, 1..4)), 1..6)
+    let gap = prop_oneof![4 => 0..30u64, 1 => 0..5000u64];
+    let run = (0..SOURCES, 0..20_000u64, 1..12u64, 1..4u64, gap);
+    let row_bytes = prop_oneof![3 => 1..12usize, 1 => 12..700usize];
+    prop::collection::vec((row_bytes, prop::collection::vec(run, 1..4)), 1..6)
 }
 
 fn naive_entries(sources: &Sources, shapes: &[Shape]) -> Vec<Naive> {
@@ -227,7 +222,8 @@ fn compare(
 }
 
 fn settings() -> impl Strategy<Value = Settings> {
-    (8..200usize, 1..6usize, prop_oneof![Just(0), 0..60_000u64], 1..4usize).prop_map(
+    let tile_bytes = prop_oneof![3 => 8..200usize, 1 => 200..20_000usize];
+    (tile_bytes, 1..6usize, prop_oneof![Just(0), 0..200_000u64], 1..4usize).prop_map(
         |(tile_bytes, depth, pinned_bytes, row_multiple)| Settings {
             tile_bytes,
             depth,
@@ -241,15 +237,15 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
     #[test]
-    fn tiles_are_those_of_the_model(shapes in entry_shapes(), settings in settings(), ops in ops(), threads in 1..4usize) {
+    fn tiles_are_those_of_the_model(shapes in entry_shapes(), settings in settings(), ops in ops(), with in sources::settings()) {
         let sources = Sources::new(|_, _| Fault::None);
         let entries = naive_entries(&sources, &shapes);
-        compare(&sources, &entries, settings, &ops, &Readers::new(threads).unwrap(), 0);
+        compare(&sources, &entries, settings, &ops, &readers(with), 0);
     }
 
     #[test]
     fn failures_and_delays_change_nothing_that_is_handed_out(
-        shapes in entry_shapes(), settings in settings(), ops in ops(), threads in 1..4usize, seed: u64,
+        shapes in entry_shapes(), settings in settings(), ops in ops(), with in sources::settings(), seed: u64,
     ) {
         let sources = Sources::new(move |number, _| match Seeded::new(seed ^ number as u64).below(10) {
             0 => Fault::Short,
@@ -259,7 +255,7 @@ proptest! {
             _ => Fault::None,
         });
         let entries = naive_entries(&sources, &shapes);
-        compare(&sources, &entries, settings, &ops, &Readers::new(threads).unwrap(), seed);
+        compare(&sources, &entries, settings, &ops, &readers(with), seed);
     }
 }
 

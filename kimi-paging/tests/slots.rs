@@ -1,73 +1,63 @@
 //! The slots against a naive model, over every reader.
 
-use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use kimi_paging::{
-    Budget, Buffer, Error, Extent, FileSource, MAX_PARTS, MemorySource, Readers, RecordProblem, Slots,
-    Source, SourceId,
-};
+use kimi_paging::{Budget, Error, Extent, MAX_PARTS, MemorySource, Readers, RecordProblem, Slots, Source};
 use kimi_testing::Seeded;
 use proptest::prelude::*;
 
 #[path = "support/faulty.rs"]
 mod faulty;
+#[path = "support/records.rs"]
+mod records;
+#[path = "support/sources.rs"]
+mod sources;
 
 use faulty::{Fault, Faulty};
+use records::{drain, extent, over, requests};
+use sources::{every_backend, readers};
 
-const SOURCE_BYTES: usize = 2000;
-const RECORD_BYTES: usize = 512;
+/// No multiple of any alignment.
+const SOURCE_BYTES: usize = 30_003;
+const SOURCES: usize = 5;
+const RECORD_BYTES: usize = 12_000;
 const PARTS: usize = 3;
 
-/// A source of every kind over different bytes; the last one may fail.
+/// Sources of every kind; the last one may fail.
 fn sources(
     faults: impl Fn(usize, u64) -> Fault + Send + Sync + 'static,
 ) -> (Vec<Vec<u8>>, Vec<Arc<dyn Source>>, tempfile::TempDir) {
     let dir = tempfile::tempdir().unwrap();
-    let bytes: Vec<_> = (0..4).map(|seed| Seeded::new(seed).bytes(SOURCE_BYTES)).collect();
     let path = dir.path().join("bytes");
-    std::fs::write(&path, &bytes[0]).unwrap();
-    let list: Vec<Arc<dyn Source>> = vec![
-        Arc::new(FileSource::open(&path).unwrap()),
-        Arc::new(MemorySource::new("memory", bytes[1].clone())),
-        mapped(&dir.path().join("mapped"), &bytes[2]),
-        Arc::new(Faulty::new(bytes[3].clone(), faults)),
-    ];
+    let file = Seeded::new(0).bytes(SOURCE_BYTES);
+    std::fs::write(&path, &file).unwrap();
+    let mut bytes = vec![file; 3];
+    bytes.extend((1..3).map(|seed| Seeded::new(seed).bytes(SOURCE_BYTES)));
+    let mut list = every_backend(&path);
+    list.push(Arc::new(MemorySource::new("memory", bytes[3].clone())));
+    list.push(Arc::new(Faulty::new(bytes[4].clone(), faults)));
+    assert_eq!(list.len(), SOURCES);
     (bytes, list, dir)
-}
-
-#[cfg(feature = "mmap")]
-#[expect(unsafe_code, reason = "mapping is unsafe for the caller")]
-fn mapped(path: &std::path::Path, bytes: &[u8]) -> Arc<dyn Source> {
-    std::fs::write(path, bytes).unwrap();
-    // SAFETY: nobody changes the file.
-    Arc::new(unsafe { kimi_paging::MmapSource::open(path) }.unwrap())
-}
-
-#[cfg(not(feature = "mmap"))]
-fn mapped(path: &std::path::Path, bytes: &[u8]) -> Arc<dyn Source> {
-    std::fs::write(path, bytes).unwrap();
-    Arc::new(FileSource::open(path).unwrap())
-}
-
-fn extent(source: usize, offset: u64, len: u64) -> Extent {
-    Extent { source: SourceId::new(source), offset, len }
 }
 
 /// The parts of a record are fixed by its key, except that a record of `variant` 1 has others under the same key.
 fn parts(key: u64, variant: u64) -> Vec<Extent> {
     let mut seeded = Seeded::new(key + 1000 * variant);
-    let source = seeded.below(4);
-    let mut next = seeded.below(1000) as u64;
+    let source = seeded.below(SOURCES);
+    let mut next = seeded.below(15_000) as u64;
     let part = |_| {
         // Often neighbours, sometimes of lengths that keep the alignment, sometimes elsewhere.
-        let len = if seeded.below(2) == 0 { 64 } else { seeded.below(100) as u64 };
-        let source = if seeded.below(4) == 0 { seeded.below(4) } else { source };
+        let len = match seeded.below(4) {
+            0 | 1 => 64,
+            2 => seeded.below(100) as u64,
+            _ => seeded.below(3900) as u64,
+        };
+        let source = if seeded.below(4) == 0 { seeded.below(SOURCES) } else { source };
         if seeded.below(4) == 0 {
-            next = seeded.below(1000) as u64;
+            next = seeded.below(15_000) as u64;
         }
         next += len;
         extent(source, next - len, len)
@@ -84,6 +74,7 @@ enum Op {
     /// Keys with their variants.
     Begin(Vec<(u64, u64)>),
     Next(usize),
+    NextReady(usize),
     Cancel,
 }
 
@@ -91,7 +82,8 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
     let request = (0..12u64, prop_oneof![9 => Just(0u64), 1 => Just(1u64)]);
     let op = prop_oneof![
         3 => prop::collection::vec(request, 0..10).prop_map(Op::Begin),
-        3 => (1..12usize).prop_map(Op::Next),
+        2 => (1..12usize).prop_map(Op::Next),
+        2 => (1..12usize).prop_map(Op::NextReady),
         1 => Just(Op::Cancel),
     ];
     prop::collection::vec(op, 1..30)
@@ -106,11 +98,14 @@ fn compare(
     readers: &Readers,
     seed: u64,
 ) {
-    let leased = slots as u64 * Buffer::footprint(RECORD_BYTES);
+    let leased = Slots::leased_bytes(list, slots, RECORD_BYTES, PARTS);
     let budget = Budget::new(leased);
     let mut cache = Slots::new(list, &budget, readers, slots, RECORD_BYTES, PARTS)
         .unwrap()
         .keep_mapped(seed.is_multiple_of(2));
+    if seed.is_multiple_of(3) {
+        cache = cache.per_class(2 + seed as usize % 3, |key| key as usize / 4);
+    }
     let mut seeded = Seeded::new(seed);
     let mut expected: std::collections::VecDeque<(u64, Vec<Extent>)> = Default::default();
     for op in ops {
@@ -119,22 +114,28 @@ fn compare(
                 expected = requests.iter().map(|&(key, variant)| (key, parts(key, variant))).collect();
                 cache.begin(expected.iter().map(|(key, parts)| (*key, parts))).unwrap();
             }
-            Op::Next(count) => {
+            Op::Next(count) | Op::NextReady(count) => {
                 let mut left = *count;
+                let in_order = matches!(op, Op::Next(_));
                 while left > 0 {
-                    let error = match cache.next() {
+                    let error = match if in_order { cache.next() } else { cache.next_ready() } {
                         Ok(None) => {
                             assert_eq!(expected.front(), None);
                             break;
                         }
                         Ok(Some(record)) => {
-                            let (key, parts) = expected.pop_front().expect("nothing else was asked for");
-                            assert_eq!((record.key(), record.parts()), (key, parts.len()));
-                            for (at, part) in parts.iter().enumerate() {
-                                let start = part.offset as usize;
-                                let bytes = &bytes[part.source.index()][start..start + part.len as usize];
-                                assert!(record.part(at) == bytes, "record {key}, part {at}");
-                            }
+                            let is_it = |(key, parts): &(u64, Vec<Extent>)| {
+                                let mut wanted = parts.iter().map(|part| {
+                                    let start = part.offset as usize;
+                                    &bytes[part.source.index()][start..start + part.len as usize]
+                                });
+                                let same = |at| wanted.next() == Some(record.part(at));
+                                (record.key(), record.parts()) == (*key, parts.len())
+                                    && (0..parts.len()).all(same)
+                            };
+                            let at = expected.iter().position(is_it).expect("it was asked for");
+                            assert!(at == 0 || !in_order);
+                            expected.remove(at);
                             left -= 1;
                             continue;
                         }
@@ -162,13 +163,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(600))]
 
     #[test]
-    fn records_are_those_of_the_model(slots in 1..6usize, ops in ops(), threads in 1..4usize, seed: u64) {
+    fn records_are_those_of_the_model(slots in 1..6usize, ops in ops(), with in sources::settings(), seed: u64) {
         let (bytes, list, _dir) = sources(|_, _| Fault::None);
-        compare(&bytes, &list, slots, &ops, &Readers::new(threads).unwrap(), seed);
+        compare(&bytes, &list, slots, &ops, &readers(with), seed);
     }
 
     #[test]
-    fn failures_and_delays_change_nothing_that_is_handed_out(slots in 1..6usize, ops in ops(), threads in 1..4usize, seed: u64) {
+    fn failures_and_delays_change_nothing_that_is_handed_out(slots in 1..6usize, ops in ops(), with in sources::settings(), seed: u64) {
         let (bytes, list, _dir) = sources(move |number, _| match Seeded::new(seed ^ number as u64).below(10) {
             0 => Fault::Short,
             1 => Fault::Io(ErrorKind::TimedOut),
@@ -176,95 +177,8 @@ proptest! {
             3 => Fault::Delay(Duration::from_micros(200)),
             _ => Fault::None,
         });
-        compare(&bytes, &list, slots, &ops, &Readers::new(threads).unwrap(), seed);
+        compare(&bytes, &list, slots, &ops, &readers(with), seed);
     }
-
-    /// With one record at a time the cache is plain LRU: hits and misses are those of a list.
-    #[test]
-    fn single_requests_hit_like_a_list(slots in 1..5usize, keys in prop::collection::vec(0..7u64, 1..60)) {
-        let source = Arc::new(Faulty::new(vec![3; 100], |_, _| Fault::None));
-        let list: Vec<Arc<dyn Source>> = vec![source.clone()];
-        let readers = Readers::new(1).unwrap();
-        let mut cache = Slots::new(&list, &Budget::unlimited(), &readers, slots, 64, 1).unwrap();
-        let mut recent: Vec<u64> = Vec::new();
-        let (mut hits, mut misses) = (0, 0);
-        for key in keys {
-            match recent.iter().position(|&held| held == key) {
-                Some(at) => {
-                    recent.remove(at);
-                    hits += 1;
-                }
-                None => {
-                    recent.truncate(slots - 1);
-                    misses += 1;
-                }
-            }
-            recent.insert(0, key);
-            cache.begin([(key, [extent(0, key, 5)])]).unwrap();
-            prop_assert!(cache.next().unwrap().unwrap().part(0) == [3; 5]);
-            prop_assert_eq!((cache.hits(), cache.misses()), (hits, misses));
-            prop_assert_eq!((source.log().len() as u64, cache.bytes_read()), (misses, misses * 5));
-        }
-    }
-}
-
-/// Slots over one faulty source of 640 bytes, in records of 64.
-fn over(source: &Arc<Faulty>, readers: &Readers, slots: usize) -> Slots {
-    let list: Vec<Arc<dyn Source>> = vec![source.clone()];
-    Slots::new(&list, &Budget::unlimited(), readers, slots, 64, 2).unwrap()
-}
-
-fn requests(keys: &[u64]) -> impl Iterator<Item = (u64, [Extent; 1])> {
-    keys.iter().map(|&key| (key, [extent(0, key * 64, 64)]))
-}
-
-/// Takes the rest of a round; the keys.
-fn drain(cache: &mut Slots) -> Vec<u64> {
-    let mut keys = Vec::new();
-    while let Some(record) = cache.next().unwrap() {
-        keys.push(record.key());
-    }
-    keys
-}
-
-#[test]
-fn a_round_larger_than_the_cache_is_served_in_waves() {
-    let readers = Readers::new(2).unwrap();
-    let source = Arc::new(Faulty::new(vec![1; 640], |_, _| Fault::None));
-    let mut cache = over(&source, &readers, 3);
-    let all: Vec<u64> = (0..10).collect();
-    cache.begin(requests(&all)).unwrap();
-    assert_eq!(drain(&mut cache), all);
-    assert_eq!((cache.hits(), cache.misses(), source.log().len()), (0, 10, 10));
-    // The last three stayed. They are wanted late, so what comes before them must not push them out.
-    cache.begin(requests(&[9, 8, 7])).unwrap();
-    assert_eq!(drain(&mut cache), [9, 8, 7]);
-    assert_eq!((cache.hits(), cache.misses()), (3, 10));
-    cache.begin(requests(&[9, 1, 8])).unwrap();
-    assert_eq!(drain(&mut cache), [9, 1, 8]);
-    assert_eq!((cache.hits(), cache.misses()), (5, 11));
-}
-
-#[test]
-fn records_wanted_later_in_the_round_stay() {
-    let readers = Readers::new(1).unwrap();
-    let source = Arc::new(Faulty::new(vec![1; 640], |_, _| Fault::None));
-    let mut cache = over(&source, &readers, 3);
-    cache.begin(requests(&[0, 1, 2])).unwrap();
-    drain(&mut cache);
-    // 0 is the least recently used, but wanted at the end: 1 goes.
-    cache.begin(requests(&[3, 2, 0])).unwrap();
-    assert_eq!(drain(&mut cache), [3, 2, 0]);
-    assert_eq!((cache.hits(), cache.misses()), (2, 4));
-    // All three are wanted later; then the one that is wanted last goes.
-    cache.begin(requests(&[5, 3, 2, 0])).unwrap();
-    assert_eq!(drain(&mut cache), [5, 3, 2, 0]);
-    assert_eq!((cache.hits(), cache.misses()), (4, 6));
-    assert_eq!(source.log()[4..], [(5 * 64, 64), (0, 64)]);
-    // The same record twice in a round is read once.
-    cache.begin(requests(&[7, 8, 7])).unwrap();
-    assert_eq!(drain(&mut cache), [7, 8, 7]);
-    assert_eq!((cache.hits(), cache.misses()), (5, 8));
 }
 
 #[test]
@@ -436,21 +350,4 @@ fn many_caches_share_readers() {
             });
         }
     });
-}
-
-#[test]
-fn records_that_fit_are_read_once() {
-    let readers = Readers::new(2).unwrap();
-    let source = Arc::new(Faulty::new(vec![1; 640], |_, _| Fault::None));
-    let mut cache = over(&source, &readers, 10);
-    let mut seeded = Seeded::new(5);
-    let mut seen = HashMap::new();
-    for _ in 0..100 {
-        let keys: Vec<u64> = (0..6).map(|_| seeded.below(10) as u64).collect();
-        cache.begin(requests(&keys)).unwrap();
-        for key in drain(&mut cache) {
-            *seen.entry(key).or_insert(0) += 1;
-        }
-    }
-    assert_eq!((seen.len(), cache.misses(), cache.hits()), (10, 10, 590));
 }

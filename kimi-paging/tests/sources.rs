@@ -6,26 +6,32 @@ use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
-use kimi_paging::{Backend, Error, FileSource, MemorySource, Source};
+#[cfg(target_os = "linux")]
+use kimi_paging::FileSource;
+use kimi_paging::{Backend, Error, MemorySource, Source};
 use kimi_testing::Seeded;
+
+#[path = "support/sources.rs"]
+mod sources;
+
+#[cfg(target_os = "linux")]
+use sources::direct;
+use sources::every_backend;
+#[cfg(all(feature = "mmap", target_os = "linux"))]
+use sources::mapped;
 
 /// Every source over the same bytes; those that read files read `path`.
 fn every_source(path: &Path, bytes: &[u8]) -> Vec<Arc<dyn Source>> {
     fs::write(path, bytes).unwrap();
-    vec![
-        Arc::new(FileSource::open(path).unwrap()),
-        #[cfg(feature = "mmap")]
-        mapped(path),
-        Arc::new(MemorySource::new(path, bytes.to_vec())),
-        Arc::new(MemorySource::shared(path, bytes.into())),
-    ]
+    let mut sources = every_backend(path);
+    sources.push(Arc::new(MemorySource::new(path, bytes.to_vec())));
+    sources.push(Arc::new(MemorySource::shared(path, bytes.into())));
+    sources
 }
 
-#[cfg(feature = "mmap")]
-#[expect(unsafe_code, reason = "mapping is unsafe for the caller")]
-fn mapped(path: &Path) -> Arc<dyn Source> {
-    // SAFETY: the tests that change the file meanwhile touch no byte that it has lost.
-    Arc::new(unsafe { kimi_paging::MmapSource::open(path) }.unwrap())
+/// True for sources that have views of all their bytes.
+fn has_views(source: &dyn Source) -> bool {
+    matches!(source.backend(), Backend::Mmap | Backend::Memory)
 }
 
 fn short_read(result: Result<impl std::fmt::Debug, Error>) -> (u64, u64, u64) {
@@ -54,13 +60,13 @@ fn every_range_is_read_and_nothing_behind_the_end() {
             source.read_once(start as u64, &mut once).unwrap();
             assert!(once == buf, "{name}: {start} + {len}");
             if let Some(view) = source.mapped(start as u64, len).unwrap() {
-                assert_ne!(source.backend(), Backend::Pread);
+                assert!(has_views(&*source));
                 assert!(view == &bytes[start..start + len], "{name}: {start} + {len}");
                 // Bytes that were released can be read again, also by who still looks at them.
                 source.release(start as u64, len as u64);
                 assert!(view == &bytes[start..start + len], "{name}: {start} + {len}");
             } else {
-                assert_eq!(source.backend(), Backend::Pread);
+                assert!(!has_views(&*source));
                 source.release(start as u64, len as u64);
             }
         }
@@ -70,7 +76,7 @@ fn every_range_is_read_and_nothing_behind_the_end() {
         assert_eq!(short_read(source.read_at(u64::MAX, &mut [0; 2])), (u64::MAX, 2, 0), "{name}");
         assert_eq!(short_read(source.read_once(len - 3, &mut [0; 4])), (len - 3, 4, 3), "{name}");
         source.read_at(len, &mut []).unwrap();
-        if source.backend() != Backend::Pread {
+        if has_views(&*source) {
             assert_eq!(short_read(source.mapped(len - 3, 4)), (len - 3, 4, 3), "{name}");
         }
         // Hints about what is not there do nothing.
@@ -133,10 +139,11 @@ fn links_lead_to_their_files() {
     let link = dir.path().join("model.safetensors");
     fs::write(dir.path().join("blob"), b"the whole file").unwrap();
     std::os::unix::fs::symlink("blob", &link).unwrap();
-    let source = FileSource::open(&link).unwrap();
-    assert_eq!(source.len(), 14);
-    #[cfg(feature = "mmap")]
-    assert_eq!(mapped(&link).mapped(4, 5).unwrap(), Some(&b"whole"[..]));
+    for source in every_backend(&link) {
+        let mut bytes = [0; 5];
+        source.read_at(4, &mut bytes).unwrap();
+        assert_eq!((source.len(), &bytes), (14, b"whole"));
+    }
 }
 
 #[cfg(unix)]
@@ -149,10 +156,7 @@ fn offsets_have_64_bits() {
     let far = (5 << 30) + 123;
     file.write_at(b"far away", far).unwrap();
     drop(file);
-    let mut sources: Vec<Arc<dyn Source>> = vec![Arc::new(FileSource::open(&path).unwrap())];
-    #[cfg(feature = "mmap")]
-    sources.push(mapped(&path));
-    for source in sources.drain(..) {
+    for source in every_backend(&path) {
         let mut buf = [0; 10];
         assert_eq!(source.len(), far + 8);
         source.will_need(far, 8);
@@ -220,4 +224,28 @@ fn released_pages_leave_the_process() {
     assert!(resident() > 0);
     source.release(5_000_000, 100);
     assert_eq!(resident(), 0);
+}
+
+/// What a file system does with the flag, whatever it is, is said.
+#[cfg(target_os = "linux")]
+#[test]
+fn direct_reads_are_either_there_or_their_absence_has_a_reason() {
+    // Files of `/proc` take no flag for direct reads.
+    let source = FileSource::open_direct("/proc/self/status").unwrap();
+    assert_eq!((source.backend(), source.alignment()), (Backend::Pread, 1));
+    let why = source.fallback().expect("a reason");
+    assert!(!why.to_string().is_empty());
+
+    let dir = tempfile::tempdir().unwrap();
+    for len in [0, 1, 4095, 4096, 4097, 70_000] {
+        let path = dir.path().join(len.to_string());
+        let bytes = Seeded::new(len).bytes(len as usize);
+        fs::write(&path, &bytes).unwrap();
+        let source = direct(&path);
+        let is_direct = source.backend() == Backend::Direct;
+        assert_eq!((is_direct, source.alignment() > 1), (source.fallback().is_none(), is_direct));
+        let mut read = vec![0; len as usize];
+        source.read_at(0, &mut read).unwrap();
+        assert!(read == bytes);
+    }
 }

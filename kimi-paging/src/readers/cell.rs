@@ -5,19 +5,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::{Buffer, Error, Source, SourceId};
+use super::job::{Job, Piece};
+use super::landed::Landed;
+use crate::{Buffer, Error, Source};
 
 /// How often a piece is read before its error counts. Files try a few times themselves; this also covers sources that do not.
 const ATTEMPTS: u32 = 2;
-
-/// A contiguous read: `len` bytes at `offset` of a source, to `at` in the buffer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Piece {
-    pub(crate) source: SourceId,
-    pub(crate) offset: u64,
-    pub(crate) len: usize,
-    pub(crate) at: usize,
-}
 
 /// Where a cell is between two reads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,9 +33,11 @@ pub(crate) enum Phase {
 /// this lock only.
 #[derive(Debug)]
 pub(crate) struct Cell {
-    sources: Arc<[Arc<dyn Source>]>,
+    pub(super) sources: Arc<[Arc<dyn Source>]>,
     state: Mutex<State>,
     settled: Condvar,
+    /// Rings when this cell and others like it settle.
+    landed: Option<Arc<Landed>>,
 }
 
 #[derive(Debug)]
@@ -50,8 +45,15 @@ struct State {
     phase: Phase,
     /// `None` while a reader fills it or the owner uses it.
     buffer: Option<Buffer>,
-    pieces: Vec<Piece>,
+    job: Job,
     error: Option<Error>,
+}
+
+/// What a reader takes out of a cell, and puts back when it is done.
+#[derive(Debug)]
+pub(super) struct Work {
+    pub(super) buffer: Buffer,
+    pub(super) job: Job,
 }
 
 /// What a read amounted to.
@@ -61,12 +63,20 @@ pub(super) struct Done {
     pub(super) bytes: u64,
 }
 
+/// A buffer with the bytes that were asked for, and where they begin in it.
+pub(crate) type Filled = (Buffer, usize);
+
 impl Cell {
     /// An idle cell that reads from `sources`, at most `pieces` pieces at once.
-    pub(crate) fn new(sources: Arc<[Arc<dyn Source>]>, buffer: Buffer, pieces: usize) -> Self {
-        let pieces = Vec::with_capacity(pieces);
-        let state = State { phase: Phase::Idle, buffer: Some(buffer), pieces, error: None };
-        Self { sources, state: Mutex::new(state), settled: Condvar::new() }
+    pub(crate) fn new(
+        sources: Arc<[Arc<dyn Source>]>,
+        buffer: Buffer,
+        pieces: usize,
+        landed: Option<Arc<Landed>>,
+    ) -> Self {
+        let job = Job::with_capacity(pieces);
+        let state = State { phase: Phase::Idle, buffer: Some(buffer), job, error: None };
+        Self { sources, state: Mutex::new(state), settled: Condvar::new(), landed }
     }
 
     /// Puts back a buffer that was taken: with its bytes ([`Phase::Ready`]) or without ([`Phase::Idle`]).
@@ -87,6 +97,11 @@ impl Cell {
         self.state().buffer.is_some()
     }
 
+    /// How far the cell is.
+    pub(crate) fn phase(&self) -> Phase {
+        self.state().phase
+    }
+
     /// Takes the buffer out for good.
     pub(crate) fn dismantle(&self) -> Option<Buffer> {
         let mut state = self.state();
@@ -94,35 +109,34 @@ impl Cell {
         state.buffer.take()
     }
 
-    pub(super) fn enqueue(&self, describe: impl FnOnce(&mut Vec<Piece>)) {
+    pub(super) fn enqueue(&self, describe: impl FnOnce(&mut Job)) {
         let mut state = self.state();
         debug_assert!(state.phase == Phase::Idle && state.buffer.is_some());
-        state.pieces.clear();
-        describe(&mut state.pieces);
+        state.job.clear();
+        describe(&mut state.job);
         state.phase = Phase::Queued;
     }
 
-    /// Reads what was asked for, and says what that amounted to before anyone can see the bytes. Does nothing for a cell that was
-    /// cancelled, which may still be met once.
-    pub(super) fn read(&self, count: impl FnOnce(Done)) {
+    /// Begins to read. `None` for a cell that was cancelled, which may still be met once.
+    pub(super) fn begin(&self) -> Option<Work> {
         let mut state = self.state();
         if state.phase != Phase::Queued {
-            return;
+            return None;
         }
-        let Some(mut buffer) = state.buffer.take() else { return };
-        let pieces = std::mem::take(&mut state.pieces);
+        let buffer = state.buffer.take()?;
         state.phase = Phase::Reading;
-        drop(state);
+        Some(Work { buffer, job: std::mem::take(&mut state.job) })
+    }
 
-        let (done, result) = self.read_pieces(&pieces, &mut buffer);
-        count(done);
-
+    /// Ends reading.
+    pub(super) fn finish(&self, work: Work, result: Result<(), Error>) {
+        let Work { buffer, job } = work;
         let mut state = self.state();
-        (state.pieces, state.buffer) = (pieces, Some(buffer));
+        (state.job, state.buffer) = (job, Some(buffer));
         state.phase = if result.is_ok() { Phase::Ready } else { Phase::Failed };
         state.error = result.err();
         drop(state);
-        self.settled.notify_all();
+        self.settle_waiters();
     }
 
     /// Ends a wait that nobody will serve.
@@ -131,15 +145,25 @@ impl Cell {
         if state.phase == Phase::Queued {
             (state.phase, state.error) = (Phase::Failed, Some(error));
             drop(state);
-            self.settled.notify_all();
+            self.settle_waiters();
+        }
+    }
+
+    fn settle_waiters(&self) {
+        self.settled.notify_all();
+        if let Some(landed) = &self.landed {
+            landed.add();
         }
     }
 
     /// Waits for the bytes and takes them; also says how long it waited, if it had to.
-    pub(super) fn wait(&self) -> (Option<Result<Buffer, Error>>, Option<Duration>) {
+    pub(super) fn wait(&self) -> (Option<Result<Filled, Error>>, Option<Duration>) {
         let (mut state, waited) = self.settled_state();
         let result = match state.phase {
-            Phase::Ready => state.buffer.take().map(Ok),
+            Phase::Ready => {
+                let start = state.job.start;
+                state.buffer.take().map(|buffer| Ok((buffer, start)))
+            }
             Phase::Failed => {
                 state.phase = Phase::Idle;
                 state.error.take().map(Err)
@@ -172,21 +196,24 @@ impl Cell {
         (state, Some(start.elapsed()))
     }
 
-    fn read_pieces(&self, pieces: &[Piece], buffer: &mut [u8]) -> (Done, Result<(), Error>) {
+    /// Reads everything with calls that block.
+    pub(super) fn read(&self, work: &mut Work) -> (Done, Result<(), Error>) {
+        let Work { buffer, job } = work;
         let (mut done, mut at) = (Done::default(), 0);
         // A source is foreign code. If it panics, the buffer holds unspecified bytes, as after any failed read.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            while let Some(piece) = pieces.get(at) {
+            while let Some(piece) = job.reads.get(at) {
                 self.read_piece(piece, &mut buffer[piece.at..piece.at + piece.len])?;
                 done.reads += 1;
                 done.bytes += piece.len as u64;
                 at += 1;
             }
+            job.close_gaps(buffer);
             Ok(())
         }));
         let result = outcome.unwrap_or_else(|panic| {
             let path =
-                pieces.get(at).map_or_else(PathBuf::new, |piece| self.source(piece).name().to_path_buf());
+                job.reads.get(at).map_or_else(PathBuf::new, |piece| self.source(piece).name().to_path_buf());
             Err(Error::ReaderPanicked { path, message: message(&*panic) })
         });
         (done, result)
@@ -202,7 +229,7 @@ impl Cell {
         }
     }
 
-    fn source(&self, piece: &Piece) -> &dyn Source {
+    pub(super) fn source(&self, piece: &Piece) -> &dyn Source {
         &*self.sources[piece.source.index()]
     }
 

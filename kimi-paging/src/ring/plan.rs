@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::tape::Tape;
-use crate::readers::{Cell, Piece};
+use crate::readers::{Cell, Job, Piece};
 use crate::{Backend, Budget, Buffer, Error, Lease, Source, TapeProblem};
 
 /// A tile: the entry, and its number in the entry.
@@ -39,7 +39,7 @@ pub(super) struct Plan {
     /// Tiles from the beginning of the tape that stay in memory, and their sizes.
     resident: Vec<Kept>,
     resident_bytes: u64,
-    /// The largest tile that is copied to a slot, and the largest that is looked at in a mapped file; 0 if there is none.
+    /// What the largest tile takes that is copied to a slot, and the largest that is looked at in a mapped file; 0 if there is none.
     slot_bytes: usize,
     window_bytes: usize,
     max_pieces: usize,
@@ -57,7 +57,8 @@ struct Cut {
 #[derive(Debug, Clone, Copy)]
 struct Kept {
     kind: Kind,
-    len: usize,
+    /// What it takes where it stays: its length, with the aligned bytes around it where they are read too.
+    space: usize,
 }
 
 /// How the bytes of a tile come into memory.
@@ -71,10 +72,10 @@ enum Kind {
 
 impl Kind {
     /// What the tile takes from a budget if it stays.
-    fn cost(self, len: usize) -> u64 {
+    fn cost(self, space: usize) -> u64 {
         match self {
-            Self::Copied => Buffer::footprint(len),
-            Self::Mapped => len as u64,
+            Self::Copied => Buffer::footprint(space),
+            Self::Mapped => space as u64,
             Self::InMemory => 0,
         }
     }
@@ -95,7 +96,7 @@ impl Plan {
         let (slot_bytes, window_bytes, max_pieces) = (0, 0, 0);
         let mut plan =
             Self { entries, depth, resident, resident_bytes, slot_bytes, window_bytes, max_pieces };
-        let (mut first_tile, mut pieces) = (0, Vec::new());
+        let (mut first_tile, mut pieces, mut job) = (0, Vec::new(), Job::default());
         // What is left for tiles that stay; `None` behind the first that did not fit.
         let mut pinnable = Some(pinned_bytes);
         for entry in 0..tape.len() {
@@ -109,13 +110,14 @@ impl Plan {
                 tape.entry(entry).pieces(from, len, &mut pieces);
                 plan.max_pieces = plan.max_pieces.max(pieces.len());
                 let kind = kind(&pieces, sources);
-                pinnable = pinnable.and_then(|left| left.checked_sub(kind.cost(len)));
+                let space = if kind == Kind::Copied { job.assemble(&pieces, sources) } else { len };
+                pinnable = pinnable.and_then(|left| left.checked_sub(kind.cost(space)));
                 match kind {
                     kind if pinnable.is_some() => {
-                        plan.resident.push(Kept { kind, len });
+                        plan.resident.push(Kept { kind, space });
                         plan.resident_bytes += len as u64;
                     }
-                    Kind::Copied => plan.slot_bytes = plan.slot_bytes.max(len),
+                    Kind::Copied => plan.slot_bytes = plan.slot_bytes.max(space),
                     Kind::Mapped => plan.window_bytes = plan.window_bytes.max(len),
                     Kind::InMemory => {}
                 }
@@ -126,7 +128,7 @@ impl Plan {
 
     /// What [`allocate`](Self::allocate) will lease.
     pub(super) fn leased_bytes(&self) -> u64 {
-        let resident: u64 = self.resident.iter().map(|kept| kept.kind.cost(kept.len)).sum();
+        let resident: u64 = self.resident.iter().map(|kept| kept.kind.cost(kept.space)).sum();
         let slots = if self.slot_bytes > 0 { Buffer::footprint(self.slot_bytes) } else { 0 };
         let window = self.window_bytes as u64;
         (slots.saturating_add(window)).saturating_mul(self.depth as u64).saturating_add(resident)
@@ -139,16 +141,16 @@ impl Plan {
     ) -> Result<Allocated, Error> {
         let cell = |len, what| {
             let buffer = budget.buffer(len, what)?;
-            Ok(Arc::new(Cell::new(Arc::clone(sources), buffer, self.max_pieces)))
+            Ok(Arc::new(Cell::new(Arc::clone(sources), buffer, self.max_pieces, None)))
         };
         let slots = if self.slot_bytes > 0 { self.depth } else { 0 };
         let slots = (0..slots).map(|_| cell(self.slot_bytes, "ring")).collect::<Result<_, Error>>()?;
         let window_bytes = (self.window_bytes as u64).saturating_mul(self.depth as u64);
         let window = if window_bytes > 0 { Some(budget.lease(window_bytes, "ring")?) } else { None };
         let keep = |kept: &Kept| match kept.kind {
-            Kind::Copied => cell(kept.len, "resident tiles").map(Resident::Copied),
+            Kind::Copied => cell(kept.space, "resident tiles").map(Resident::Copied),
             Kind::Mapped => {
-                budget.lease(kept.len as u64, "resident tiles").map(|lease| Resident::Mapped(Some(lease)))
+                budget.lease(kept.space as u64, "resident tiles").map(|lease| Resident::Mapped(Some(lease)))
             }
             Kind::InMemory => Ok(Resident::Mapped(None)),
         };
@@ -208,7 +210,7 @@ pub(super) fn view<'a>(pieces: &'a [Piece], sources: &[Arc<dyn Source>]) -> Opti
 fn kind(pieces: &[Piece], sources: &[Arc<dyn Source>]) -> Kind {
     match pieces {
         [piece] => match sources[piece.source.index()].backend() {
-            Backend::Pread => Kind::Copied,
+            Backend::Pread | Backend::Direct => Kind::Copied,
             Backend::Mmap => Kind::Mapped,
             Backend::Memory => Kind::InMemory,
         },

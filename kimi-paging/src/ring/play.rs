@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::plan::{self, Allocated, Plan, Resident, TileAt};
 use super::tape::Tape;
-use crate::readers::{Cell, Class, Handle, Phase, Piece};
+use crate::readers::{Cell, Class, Filled, Handle, Phase, Piece};
 use crate::{Backend, Budget, Buffer, Error, Source};
 
 /// What does not change while a ring plays.
@@ -76,10 +76,13 @@ pub(super) enum Data<'a> {
     Slot {
         slot: u32,
         buffer: Buffer,
+        /// Where the tile begins in it.
+        start: usize,
     },
     Resident {
         tile: usize,
         buffer: Buffer,
+        start: usize,
     },
     Mapped {
         bytes: &'a [u8],
@@ -108,7 +111,9 @@ impl Stage {
     pub(super) fn bytes<'a>(&self, at: TileAt, data: &'a Data<'_>) -> &'a [u8] {
         match data {
             // A slot has room for the largest tile.
-            Data::Slot { buffer, .. } | Data::Resident { buffer, .. } => &buffer[..self.plan.range(at).1],
+            Data::Slot { buffer, start, .. } | Data::Resident { buffer, start, .. } => {
+                &buffer[*start..start + self.plan.range(at).1]
+            }
             Data::Mapped { bytes, .. } => bytes,
             Data::Gone => &[],
         }
@@ -148,12 +153,12 @@ impl Stage {
 
     fn submit(&self, place: Place, pieces: &[Piece]) {
         if let Some(cell) = self.cell(place) {
-            self.readers.submit(Class::Tape, cell, |to| to.extend_from_slice(pieces));
+            self.readers.submit(Class::Tape, cell, |job| _ = job.assemble(pieces, &self.sources));
         }
     }
 
     /// Waits for a tile, which is read again if it failed before.
-    fn wait(&self, place: Place, pieces: &[Piece]) -> Result<Buffer, Error> {
+    fn wait(&self, place: Place, pieces: &[Piece]) -> Result<Filled, Error> {
         let leaked = || Error::Leaked { what: "tile" };
         let cell = self.cell(place).ok_or_else(leaked)?;
         if let Some(result) = self.readers.wait(Class::Tape, cell) {
@@ -302,8 +307,14 @@ impl Play {
                 let unmapped = || Error::Unmapped { path: source.name().to_path_buf(), offset: piece.offset };
                 Data::Mapped { bytes: bytes.ok_or_else(unmapped)?, piece, keep: resident.is_some() }
             }
-            Place::Slot(slot) => Data::Slot { slot, buffer: stage.wait(place, &self.pieces)? },
-            Place::Resident(tile) => Data::Resident { tile, buffer: stage.wait(place, &self.pieces)? },
+            Place::Slot(slot) => {
+                let (buffer, start) = stage.wait(place, &self.pieces)?;
+                Data::Slot { slot, buffer, start }
+            }
+            Place::Resident(tile) => {
+                let (buffer, start) = stage.wait(place, &self.pieces)?;
+                Data::Resident { tile, buffer, start }
+            }
         };
         if resident.is_none_or(|tile| self.loaded[tile] != Loaded::Yes) {
             self.window.pop_front();
@@ -333,11 +344,11 @@ impl Play {
     /// Takes back the bytes of a tile, and uses the room for the next.
     pub(super) fn give_back(&mut self, stage: &Stage, data: Data<'_>) {
         match data {
-            Data::Slot { slot, buffer } => {
+            Data::Slot { slot, buffer, .. } => {
                 stage.slots[slot as usize].put_back(buffer, Phase::Idle);
                 self.free.push(slot);
             }
-            Data::Resident { tile, buffer } => {
+            Data::Resident { tile, buffer, .. } => {
                 if let Some(cell) = stage.cell(Place::Resident(tile)) {
                     cell.put_back(buffer, Phase::Ready);
                 }

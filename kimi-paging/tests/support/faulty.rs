@@ -1,5 +1,6 @@
 //! A source that fails, shortens and delays reads as it is told.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
@@ -23,17 +24,28 @@ pub(crate) enum Fault {
 type Decide = dyn Fn(usize, u64) -> Fault + Send + Sync;
 
 /// Bytes in memory behind a function that decides, from the number of the read and its offset, what happens. The function may
-/// block.
+/// block. Readers that give the system many reads at once may be shown a file with something else.
 pub(crate) struct Faulty {
     name: PathBuf,
     bytes: Vec<u8>,
     decide: Box<Decide>,
     log: Mutex<Vec<(u64, usize)>>,
+    file: Option<File>,
 }
 
 impl Faulty {
     pub(crate) fn new(bytes: Vec<u8>, decide: impl Fn(usize, u64) -> Fault + Send + Sync + 'static) -> Self {
-        Self { name: "faulty".into(), bytes, decide: Box::new(decide), log: Mutex::default() }
+        Self { name: "faulty".into(), bytes, decide: Box::new(decide), log: Mutex::default(), file: None }
+    }
+
+    /// As [`new`](Self::new), but readers that talk to the system read `file`, until that fails.
+    #[allow(dead_code, reason = "each test uses some")]
+    pub(crate) fn with_file(
+        bytes: Vec<u8>,
+        file: File,
+        decide: impl Fn(usize, u64) -> Fault + Send + Sync + 'static,
+    ) -> Self {
+        Self { file: Some(file), ..Self::new(bytes, decide) }
     }
 
     /// Offset and length of every read so far.
@@ -85,5 +97,9 @@ impl Source for Faulty {
 
     fn backend(&self) -> Backend {
         Backend::Pread
+    }
+
+    fn file(&self) -> Option<&File> {
+        self.file.as_ref()
     }
 }
