@@ -12,7 +12,7 @@ use kimi_quant::MatrixView;
 use kimi_quant::mxfp4::GROUP_SIZE;
 
 use crate::Columns;
-use crate::reference::LANES;
+use crate::reference::{self, LANES};
 
 /// Eight float32 values in memory: one step of the virtual lanes.
 pub(crate) type Vec8 = [f32; LANES];
@@ -59,7 +59,19 @@ pub(crate) fn matmul<V: Vector>(v: V, w: MatrixView<'_>, x: Columns<'_>, y: &mut
         (None, MatrixView::F32(w)) => dense::gemv::<V, dense::F32>(v, w, x, y),
         (None, MatrixView::Bf16(w)) => dense::gemv::<V, dense::Bf16>(v, w, x, y),
         (None, MatrixView::Mxfp4(w)) => mxfp4::gemv(v, w, x, y),
-        (None, _) => unreachable!("every encoding has a kernel"),
+        (None, _) => decoded(v, w, x, y, scratch),
+    }
+}
+
+/// Any other encoding: each row is decoded once and multiplied with every column.
+#[inline(always)]
+fn decoded<V: Vector>(v: V, w: MatrixView<'_>, x: Columns<'_>, y: &mut [f32], scratch: &mut [f32]) {
+    let row = &mut scratch[..w.cols()];
+    for (r, y) in y.chunks_exact_mut(x.count).enumerate() {
+        decode_row(v, w, r, row);
+        for (c, y) in y.iter_mut().enumerate() {
+            *y = reference::dot(row, x.column(c));
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 
 use kimi_kernels::{Columns, Isa, Kernels, LANES, Scratch, Threads, reference};
 use kimi_quant::{Bf16, DenseView, MatrixView, Mxfp4View};
-use kimi_testing::{Seeded, gamma, report_isas, same_bits, max_threads};
+use kimi_testing::{Seeded, gamma, max_threads, report_isas, same_bits};
 use proptest::prelude::*;
 
 /// Stored bytes of a random matrix, one byte off any alignment.

@@ -64,10 +64,10 @@ impl Model {
     }
 
     /// The encodings of the trunk, the experts and the output matrix, for reports: each with the names in use, sorted.
-    pub fn encodings(&self) -> [(&'static str, Vec<&'static str>); 3] {
+    pub fn encodings(&self) -> [(&'static str, Vec<String>); 3] {
         use crate::layout::FeedForward;
         let names = |encodings: &mut dyn Iterator<Item = kimi_quant::Encoding>| {
-            let mut names: Vec<_> = encodings.map(kimi_quant::Encoding::name).collect();
+            let mut names: Vec<_> = encodings.map(|encoding| encoding.to_string()).collect();
             names.sort_unstable();
             names.dedup();
             names

@@ -187,6 +187,9 @@ impl Weights {
     }
 }
 
+/// Pieces of a tile begin at multiples of so many rows: bands of every encoding, and whole register blocks.
+const PIECE_MULTIPLE: usize = 48;
+
 /// The means to multiply while a tile is on loan.
 pub(crate) struct Multiplier<'a> {
     pub(crate) kernels: Kernels,
@@ -229,7 +232,8 @@ impl Multiplier<'_> {
         x: Columns<'_>,
         mut done: impl FnMut(&Threads, usize, &[f32]) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let piece = self.tile.len() / x.count();
+        let rows = self.tile.len() / x.count();
+        let piece = rows - rows % PIECE_MULTIPLE;
         for start in (0..view.rows()).step_by(piece) {
             let part = view.slice_rows(start..view.rows().min(start + piece));
             let products = &mut self.tile[..part.rows() * x.count()];

@@ -22,9 +22,9 @@ use crate::{Bf16, F16, LayoutError};
 
 mod planes;
 
-pub use planes::{BLOCK_COLUMNS, REGISTER_BYTES};
 pub(crate) use planes::pack_block;
 use planes::unpack;
+pub use planes::{BLOCK_COLUMNS, REGISTER_BYTES};
 
 /// Rows of a band.
 pub const BAND_ROWS: usize = 8;
@@ -205,7 +205,9 @@ impl IntFormat {
     /// [`LayoutError::TooLarge`].
     pub fn matrix_bytes(self, [rows, cols]: [usize; 2]) -> Result<usize, LayoutError> {
         let bands = self.band_bytes(cols).and_then(|band| band.checked_mul(rows.div_ceil(BAND_ROWS)));
-        bands.and_then(|bands| bands.checked_add(self.prefix_bytes())).ok_or(LayoutError::TooLarge { rows, cols })
+        bands
+            .and_then(|bands| bands.checked_add(self.prefix_bytes()))
+            .ok_or(LayoutError::TooLarge { rows, cols })
     }
 
     /// Bits per weight of a large matrix.

@@ -2,8 +2,11 @@
 
 use core::fmt;
 use core::ops::Range;
+use core::str::FromStr;
 
-use crate::{Bf16, DenseView, Mxfp4View};
+use crate::int::{BAND_ROWS, UnknownFormat};
+use crate::mxfp4::Mxfp4BandsView;
+use crate::{Bf12View, Bf16, DenseView, IntFormat, IntView, Mxfp4View};
 
 /// How the weights of a matrix are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -13,24 +16,50 @@ pub enum Encoding {
     F32,
     /// bfloat16.
     Bf16,
-    /// E2M1 codes with an E8M0 scale per 32 columns.
+    /// E2M1 codes with an E8M0 scale per 32 columns, as released.
     Mxfp4,
+    /// The same in bands of 8 rows.
+    Mxfp4Bands,
+    /// BF16 without loss in about 12 bits.
+    Bf12,
+    /// Group-wise integers.
+    Int(IntFormat),
 }
 
 impl Encoding {
-    /// The name that reports and options use: `"f32"`, `"bf16"`, `"mxfp4"`.
-    pub const fn name(self) -> &'static str {
+    /// Rows that must stay together where a matrix is cut: those of a band.
+    pub const fn row_multiple(self) -> usize {
         match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-            Self::Mxfp4 => "mxfp4",
+            Self::F32 | Self::Bf16 | Self::Mxfp4 | Self::Bf12 => 1,
+            Self::Mxfp4Bands | Self::Int(_) => BAND_ROWS,
         }
     }
 }
 
 impl fmt::Display for Encoding {
+    /// The name that reports and options use: `f32`, `bf16`, `mxfp4`, `mxfp4:bands`, `bf12`, or that of an [`IntFormat`].
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::Mxfp4 => "mxfp4",
+            Self::Mxfp4Bands => "mxfp4:bands",
+            Self::Bf12 => "bf12",
+            Self::Int(format) => return format.fmt(f),
+        })
+    }
+}
+
+impl FromStr for Encoding {
+    type Err = UnknownFormat;
+
+    fn from_str(text: &str) -> Result<Self, UnknownFormat> {
+        let plain = [Self::F32, Self::Bf16, Self::Mxfp4, Self::Mxfp4Bands, Self::Bf12];
+        let names = ["f32", "bf16", "mxfp4", "mxfp4:bands", "bf12"];
+        match names.iter().position(|&name| name == text) {
+            Some(at) => Ok(plain[at]),
+            None => text.parse().map(Self::Int),
+        }
     }
 }
 
@@ -44,6 +73,12 @@ pub enum MatrixView<'a> {
     Bf16(DenseView<'a, Bf16>),
     /// MXFP4, row-major planes.
     Mxfp4(Mxfp4View<'a>),
+    /// MXFP4 in bands.
+    Mxfp4Bands(Mxfp4BandsView<'a>),
+    /// BF16 without loss in about 12 bits.
+    Bf12(Bf12View<'a>),
+    /// Group-wise integers in bands.
+    Int(IntView<'a>),
 }
 
 /// Applies one expression to the view inside, whichever it is.
@@ -53,6 +88,9 @@ macro_rules! each {
             MatrixView::F32($view) => $body,
             MatrixView::Bf16($view) => $body,
             MatrixView::Mxfp4($view) => $body,
+            MatrixView::Mxfp4Bands($view) => $body,
+            MatrixView::Bf12($view) => $body,
+            MatrixView::Int($view) => $body,
         }
     };
 }
@@ -64,6 +102,9 @@ impl MatrixView<'_> {
             Self::F32(_) => Encoding::F32,
             Self::Bf16(_) => Encoding::Bf16,
             Self::Mxfp4(_) => Encoding::Mxfp4,
+            Self::Mxfp4Bands(_) => Encoding::Mxfp4Bands,
+            Self::Bf12(_) => Encoding::Bf12,
+            Self::Int(view) => Encoding::Int(view.format()),
         }
     }
 
@@ -80,7 +121,7 @@ impl MatrixView<'_> {
     /// The matrix of the given rows.
     ///
     /// # Panics
-    /// If the range ends beyond [`rows`](Self::rows).
+    /// If the range ends beyond [`rows`](Self::rows), or does not keep to [`Encoding::row_multiple`].
     #[must_use]
     pub fn slice_rows(&self, rows: Range<usize>) -> Self {
         each!(self, view => view.slice_rows(rows).into())
@@ -110,5 +151,38 @@ impl<'a> From<DenseView<'a, Bf16>> for MatrixView<'a> {
 impl<'a> From<Mxfp4View<'a>> for MatrixView<'a> {
     fn from(view: Mxfp4View<'a>) -> Self {
         Self::Mxfp4(view)
+    }
+}
+
+impl<'a> From<Mxfp4BandsView<'a>> for MatrixView<'a> {
+    fn from(view: Mxfp4BandsView<'a>) -> Self {
+        Self::Mxfp4Bands(view)
+    }
+}
+
+impl<'a> From<Bf12View<'a>> for MatrixView<'a> {
+    fn from(view: Bf12View<'a>) -> Self {
+        Self::Bf12(view)
+    }
+}
+
+impl<'a> From<IntView<'a>> for MatrixView<'a> {
+    fn from(view: IntView<'a>) -> Self {
+        Self::Int(view)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::string::ToString;
+
+    use super::*;
+
+    #[test]
+    fn names_are_read_back() {
+        for name in ["f32", "bf16", "mxfp4", "mxfp4:bands", "bf12", "i4:g32:cb", "i8:g128"] {
+            assert_eq!(name.parse::<Encoding>().map(|encoding| encoding.to_string()).as_deref(), Ok(name));
+        }
+        assert!("q4".parse::<Encoding>().is_err());
     }
 }

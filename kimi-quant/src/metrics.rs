@@ -15,6 +15,34 @@ pub struct ErrorSummary {
     pub cosine: f64,
 }
 
+/// [`ErrorSummary`] of a matrix, and of the row that comes out worst.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MatrixError {
+    /// All weights.
+    pub total: ErrorSummary,
+    /// The row with the largest relative error; 0 in a matrix without rows.
+    pub worst_row: usize,
+    /// Its relative RMS error.
+    pub worst_row_relative_rms: f64,
+}
+
+/// Compares an approximation of a matrix of `cols` columns with the original.
+///
+/// # Panics
+/// If the slices differ in length, or are no whole number of rows.
+pub fn compare_rows(original: &[f32], approximation: &[f32], cols: usize) -> MatrixError {
+    assert!(cols > 0 && original.len().is_multiple_of(cols), "whole rows");
+    let total = compare(original, approximation);
+    let mut worst = (0, 0.0);
+    for (row, (a, b)) in original.chunks_exact(cols).zip(approximation.chunks_exact(cols)).enumerate() {
+        let error = compare(a, b).relative_rms;
+        if error > worst.1 {
+            worst = (row, error);
+        }
+    }
+    MatrixError { total, worst_row: worst.0, worst_row_relative_rms: worst.1 }
+}
+
 /// Compares an approximation with the original, value by value.
 ///
 /// # Panics
@@ -49,6 +77,14 @@ mod tests {
         assert_eq!(error.max_absolute, 0.5);
         assert!((error.relative_rms - 0.1).abs() < f64::EPSILON);
         assert!((error.sqnr_db - 20.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn the_worst_row_is_found() {
+        let error = compare_rows(&[1.0, 1.0, 2.0, 2.0], &[1.0, 1.0, 2.0, 1.0], 2);
+        assert_eq!((error.worst_row, error.total.max_absolute), (1, 1.0));
+        assert!((error.worst_row_relative_rms - 0.125f64.sqrt()).abs() < 1e-12);
+        assert_eq!(compare_rows(&[1.0], &[1.0], 1).worst_row_relative_rms, 0.0);
     }
 
     #[test]

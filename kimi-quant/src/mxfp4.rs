@@ -3,11 +3,17 @@
 //! A row of `cols` weights is `cols / 2` bytes of codes, the even column in the low nibble, and `cols / 32`
 //! scale bytes in a plane of their own; `weight = E2M1(code) * 2^(scale - 127)`.
 
+mod bands;
+mod scales;
+
 use alloc::vec;
 use alloc::vec::Vec;
 use core::ops::Range;
 
 use crate::{E8m0, LayoutError, NotFinite};
+
+pub use bands::{BAND_GROUP_BYTES, Mxfp4BandsView, band_matrix_bytes, to_bands};
+pub use scales::{decode_scales, encode_scales};
 
 /// Columns that share one scale.
 pub const GROUP_SIZE: usize = 32;

@@ -16,6 +16,7 @@ mod hqq;
 pub use gptq::gptq;
 
 use choose::Chooser;
+pub(crate) use choose::round;
 
 /// How the scale (and zero point) of a group is found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -171,7 +172,11 @@ struct Packer {
 }
 
 impl Packer {
-    fn new(format: IntFormat, shape: [usize; 2], codebook: &[i8; CODEBOOK_VALUES]) -> Result<Self, LayoutError> {
+    fn new(
+        format: IntFormat,
+        shape: [usize; 2],
+        codebook: &[i8; CODEBOOK_VALUES],
+    ) -> Result<Self, LayoutError> {
         let size = format.matrix_bytes(shape)?;
         let band_bytes = format.band_bytes(shape[1]).expect("the whole matrix has a size");
         let mut bytes = vec![0; size];

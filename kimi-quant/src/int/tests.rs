@@ -28,7 +28,8 @@ fn names_are_read_back() {
     for format in formats() {
         assert_eq!(format.to_string().parse(), Ok(format));
     }
-    let defaults = ["i8", "i6", "i4", "i3:zp", "i4:cb"].map(|name| name.parse::<IntFormat>().unwrap().to_string());
+    let defaults =
+        ["i8", "i6", "i4", "i3:zp", "i4:cb"].map(|name| name.parse::<IntFormat>().unwrap().to_string());
     assert_eq!(defaults, ["i8:g128", "i6:g64", "i4:g32", "i3:g32:zp", "i4:g32:cb"]);
     for wrong in ["", "i5", "i4:", "i4:g48", "i8:cb", "i4:g32:zp:cb", "i4:zp:g32", "i4:f32"] {
         assert_eq!(wrong.parse::<IntFormat>(), Err(UnknownFormat), "{wrong}");
@@ -55,7 +56,12 @@ fn fields_lie_where_the_documentation_says() {
         let mut codes = vec![0; c + 1];
         codes[c] = if bits == Bits::I8 { -1 } else { (1 << bits.count()) - 1 };
         pack_block(bits, &codes, r, &mut block);
-        block.iter().enumerate().filter(|(_, byte)| **byte > 0).map(|(at, &byte)| (at, byte)).collect::<Vec<_>>()
+        block
+            .iter()
+            .enumerate()
+            .filter(|(_, byte)| **byte > 0)
+            .map(|(at, &byte)| (at, byte))
+            .collect::<Vec<_>>()
     };
     assert_eq!(places(Bits::I4, 0, 0), [(0, 0x0f)]);
     assert_eq!(places(Bits::I4, 3, 5), [(13, 0xf0)]);
@@ -71,8 +77,9 @@ fn codes_come_back_from_every_place() {
     let mut seeded = Seeded::new(3);
     for bits in Bits::ALL {
         let [low, high] = bits.range();
-        let codes: Vec<Vec<i32>> =
-            (0..8).map(|_| (0..32).map(|_| low + seeded.below((high - low + 1) as usize) as i32).collect()).collect();
+        let codes: Vec<Vec<i32>> = (0..8)
+            .map(|_| (0..32).map(|_| low + seeded.below((high - low + 1) as usize) as i32).collect())
+            .collect();
         let mut block = vec![0u8; 32 * bits.count()];
         for (r, codes) in codes.iter().enumerate() {
             pack_block(bits, codes, r, &mut block);

@@ -36,7 +36,8 @@ pub fn gptq(
     let chooser = Chooser::new(format, Method::Search, NORMAL_CODEBOOK);
     let mut packer = Packer::new(format, shape, &NORMAL_CODEBOOK)?;
     let group_size = format.group_size();
-    let (mut row, mut group_weights, mut codes) = (vec![0.0f64; cols], vec![0.0f32; group_size], vec![0; group_size]);
+    let (mut row, mut group_weights, mut codes) =
+        (vec![0.0f64; cols], vec![0.0f32; group_size], vec![0; group_size]);
     for r in 0..rows {
         row.iter_mut().zip(&weights[r * cols..]).for_each(|(value, &weight)| *value = f64::from(weight));
         for group in 0..cols.div_ceil(group_size) {

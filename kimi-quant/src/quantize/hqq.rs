@@ -26,11 +26,11 @@ pub(super) fn optimise(chooser: &Chooser, grid: Grid, weights: &[f32]) -> Grid {
             let difference = weight - (code - zero) * grid.scale;
             let magnitude = difference.abs();
             error += magnitude;
-            let shrunk = (magnitude - Float::powf(magnitude, NORM - 1.0) / beta).max(0.0).copysign(difference);
+            let shrunk =
+                (magnitude - Float::powf(magnitude, NORM - 1.0) / beta).max(0.0).copysign(difference);
             shift += code - (weight - shrunk) * inverse;
         }
-        // Also where the error is not a number.
-        if !(error < best.0) {
+        if error >= best.0 || error.is_nan() {
             break;
         }
         best = (error, zero);

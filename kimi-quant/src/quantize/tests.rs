@@ -6,10 +6,10 @@ use kimi_testing::Seeded;
 use proptest::prelude::*;
 
 use super::*;
+use crate::IntView;
 use crate::int::tests::formats;
 use crate::int::{Bits, ScaleType};
 use crate::metrics::compare;
-use crate::IntView;
 
 fn decode(format: IntFormat, [rows, cols]: [usize; 2], bytes: &[u8]) -> Vec<f32> {
     let view = IntView::new([rows, cols], format, bytes).unwrap();
@@ -49,7 +49,8 @@ fn search_beats_absmax_and_stays_below_known_errors() {
 #[test]
 fn zero_points_suit_weights_that_lie_to_one_side() {
     let shape = [8, 256];
-    let weights: Vec<f32> = Seeded::new(2).normals(8 * 256, 1.0).into_iter().map(|weight| weight + 2.5).collect();
+    let weights: Vec<f32> =
+        Seeded::new(2).normals(8 * 256, 1.0).into_iter().map(|weight| weight + 2.5).collect();
     for method in [Method::AbsMax, Method::Search, Method::Hqq] {
         let (with, without) = (error("i4:zp", method, shape, &weights), error("i4", method, shape, &weights));
         assert!(with < without, "{method:?}: {with} {without}");
@@ -158,7 +159,8 @@ fn weights_that_are_not_finite_are_named() {
     let error = Quantizer::new("i4".parse().unwrap()).quantize([3, 41], &weights).unwrap_err();
     assert!(matches!(error, QuantizeError::Layout(LayoutError::Length { expected: 123, found: 120, .. })));
     let importance = [1.0; 3];
-    let error = Quantizer::new("i4".parse().unwrap()).importance(&importance).quantize([3, 40], &weights[..0]);
+    let error =
+        Quantizer::new("i4".parse().unwrap()).importance(&importance).quantize([3, 40], &weights[..0]);
     assert!(error.is_err());
 }
 
@@ -166,13 +168,20 @@ fn weights_that_are_not_finite_are_named() {
 fn extreme_weights_stay_finite() {
     for format in formats() {
         for size in [f32::MIN_POSITIVE, 1e-42, 1e-20, 1.0, 1e4, 3e38] {
-            let weights: Vec<f32> = Seeded::new(7).normals(64, 0.25).into_iter().map(|weight| weight.clamp(-1.0, 1.0) * size).collect();
+            let weights: Vec<f32> = Seeded::new(7)
+                .normals(64, 0.25)
+                .into_iter()
+                .map(|weight| weight.clamp(-1.0, 1.0) * size)
+                .collect();
             for method in [Method::AbsMax, Method::Search, Method::Hqq] {
                 let bytes = Quantizer::new(format).method(method).quantize([1, 64], &weights).unwrap();
                 let decoded = decode(format, [1, 64], &bytes);
                 // F16 scales do not reach everywhere; what they do not reach saturates or is zero.
                 let reached = format.scale() == ScaleType::Bf16;
-                assert!(!reached || decoded.iter().all(|value| value.is_finite()), "{format} {method:?} {size}");
+                assert!(
+                    !reached || decoded.iter().all(|value| value.is_finite()),
+                    "{format} {method:?} {size}"
+                );
             }
         }
         let bytes = Quantizer::new(format).quantize([2, 40], &[0.0; 80]).unwrap();
