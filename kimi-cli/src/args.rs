@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kimi_kernels::Isa;
+use kimi_model::KvFormat;
 
 /// Run Kimi K3 on an ordinary CPU.
 #[derive(Debug, Parser)]
@@ -23,6 +24,8 @@ pub(crate) enum Command {
     Detokenize(DetokenizeArgs),
     /// Show what a model folder holds
     Inspect(InspectArgs),
+    /// Make a model with random weights, of full size or of any other
+    Synth(SynthArgs),
 }
 
 /// How files are read.
@@ -118,12 +121,15 @@ pub(crate) struct EngineArgs {
     /// Compute threads [default: what affinity and CPU quota allow]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
-    /// Instruction set: scalar or avx2 [default: the fastest of this processor]
+    /// Instruction set: scalar, avx2, avx512 or neon [default: the fastest of this processor]
     #[arg(long, value_name = "ISA")]
     pub(crate) isa: Option<Isa>,
     /// How files are read
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub(crate) io: Io,
+    /// Number format of the latents that attention reads: f32 or bf16
+    #[arg(long, value_name = "FORMAT", default_value = "f32")]
+    pub(crate) kv: KvFormat,
     /// Longest sequence
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = parse_positive)]
     pub(crate) context: usize,
@@ -179,6 +185,29 @@ pub(crate) struct InspectArgs {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SynthArgs {
+    /// Folder to make the model in; it must be empty or not exist yet
+    #[arg(value_name = "DST")]
+    pub(crate) folder: PathBuf,
+    /// k3 is the released shape (1.56 TB), k3-mini its 93 layers at an eighth of the width (5.2 GB); or the config.json of
+    /// any other
+    #[arg(long, value_name = "k3|k3-mini|FILE", default_value = "k3-mini")]
+    pub(crate) geometry: PathBuf,
+    /// Leave most of every big matrix out: holes that read as zeros and take no storage (k3: about 8 GB)
+    #[arg(long)]
+    pub(crate) sparse: bool,
+    /// Selects the weights
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Print a JSON report
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Say nothing but errors
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
 }
 
 fn parse_positive(text: &str) -> Result<usize, String> {

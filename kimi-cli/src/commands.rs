@@ -3,4 +3,5 @@
 pub(crate) mod detokenize;
 pub(crate) mod inspect;
 pub(crate) mod run;
+pub(crate) mod synth;
 pub(crate) mod tokenize;

@@ -21,6 +21,7 @@ fn main() -> ExitCode {
         Command::Tokenize(args) => commands::tokenize::run(&args),
         Command::Detokenize(args) => commands::detokenize::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
+        Command::Synth(args) => commands::synth::run(&args),
     };
     exit::report(done)
 }

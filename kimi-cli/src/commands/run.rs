@@ -41,6 +41,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<Exit> {
     engine_options.columns = args.engine.chunk.unwrap_or(CHUNK).min(prompt.ids.len().max(1));
     engine_options.threads = args.engine.threads.map(usize::from);
     engine_options.isa = args.engine.isa;
+    engine_options.kv = args.engine.kv;
     let mut engine = Engine::new(model, &engine_options)?;
     if args.verbosity.verbose {
         eprintln!("{}", engine.plan());
@@ -175,6 +176,7 @@ struct Report<'a> {
     threads: usize,
     isa: &'static str,
     arith: &'static str,
+    kv: &'static str,
     encodings: serde_json::Map<String, serde_json::Value>,
     index_bytes: usize,
 }
@@ -234,6 +236,7 @@ impl<'a> Report<'a> {
             threads: engine.threads(),
             isa: engine.isa().name(),
             arith: "exact",
+            kv: args.engine.kv.name(),
             encodings: engine
                 .model()
                 .encodings()

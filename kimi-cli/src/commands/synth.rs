@@ -1,0 +1,78 @@
+//! `kimi-cli synth`.
+
+use std::io::{Write, stdout};
+use std::path::Path;
+use std::time::Instant;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use kimi_model::Error;
+use kimi_model::synth::{Geometry, SynthError, SynthOptions, synthesize};
+
+use crate::args::SynthArgs;
+use crate::exit::{Exit, Usage};
+use crate::interrupt;
+use crate::status::bytes;
+
+pub(crate) fn run(args: &SynthArgs) -> anyhow::Result<Exit> {
+    interrupt::install()?;
+    let start = Instant::now();
+    let geometry = geometry(&args.geometry)?;
+    let mut options = SynthOptions::default();
+    (options.sparse, options.seed) = (args.sparse, args.seed);
+
+    // Without a terminal indicatif draws nothing.
+    let target = if args.quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+    let template = "{decimal_bytes} of {decimal_total_bytes}, {decimal_bytes_per_sec}, {eta} left {wide_bar}";
+    let bar = ProgressBar::with_draw_target(None, target).with_style(ProgressStyle::with_template(template)?);
+    let made = interrupt::cancellable(|cancel| {
+        let show = |progress: kimi_model::synth::SynthProgress| {
+            bar.set_length(progress.total_bytes);
+            bar.set_position(progress.done_bytes);
+        };
+        synthesize(&geometry, &args.folder, options, &show, cancel)
+    });
+    bar.finish_and_clear();
+    let report = match made {
+        Ok(report) => report,
+        Err(SynthError::Cancelled) => {
+            if !args.quiet {
+                let folder = args.folder.display();
+                eprintln!("stopped; the unfinished files in {folder} go away when it is made again");
+            }
+            return Ok(Exit::Interrupted);
+        }
+        Err(error @ (SynthError::NotEmpty { .. } | SynthError::NotSparse { .. })) => {
+            return Err(Usage(error.to_string()).into());
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let seconds = start.elapsed().as_secs_f64();
+    if args.json {
+        let mut json = serde_json::to_value(report)?;
+        json["model"] = args.folder.display().to_string().into();
+        json["geometry"] = args.geometry.display().to_string().into();
+        json["sparse"] = args.sparse.into();
+        json["seed"] = args.seed.into();
+        json["seconds"] = seconds.into();
+        writeln!(stdout(), "{json:#}")?;
+    } else if !args.quiet {
+        let stored =
+            report.stored_bytes.map_or_else(String::new, |stored| format!(", {} stored", bytes(stored)));
+        let (files, tensors, size) = (report.files, report.tensors, bytes(report.tensor_bytes));
+        let folder = args.folder.display();
+        eprintln!("{folder}: {tensors} tensors in {files} files, {size}{stored}, {seconds:.1} s");
+    }
+    Ok(Exit::Ok)
+}
+
+fn geometry(name: &Path) -> anyhow::Result<Geometry> {
+    match name.to_str() {
+        Some("k3") => return Ok(Geometry::k3()),
+        Some("k3-mini") => return Ok(Geometry::k3_mini()),
+        _ => {}
+    }
+    let json = std::fs::read(name).map_err(|error| {
+        Usage(format!("`{}` is neither k3 nor k3-mini nor a file that can be read: {error}", name.display()))
+    })?;
+    Ok(Geometry::from_json(&json, name).map_err(Error::from)?)
+}

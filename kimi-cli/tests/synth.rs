@@ -1,0 +1,88 @@
+//! `synth` as its users run it.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use kimi_testing::kimi_k3_oracle;
+use serde_json::Value;
+
+fn kimi(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_kimi-cli")).args(arguments).output().unwrap()
+}
+
+fn json(output: &Output) -> Value {
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn failure(output: &Output) -> (Option<i32>, String) {
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+fn config() -> String {
+    kimi_k3_oracle().join("config.json").to_str().unwrap().to_owned()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn a_model_is_made_inspected_and_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config();
+    let mut generated = Vec::new();
+    for (name, seed, extra) in
+        [("a", "1", &[][..]), ("b", "1", &[]), ("c", "2", &[]), ("d", "1", &["--sparse"])]
+    {
+        let model = dir.path().join(name);
+        let mut arguments = vec!["synth", text(&model), "--geometry", &config, "--seed", seed, "--json"];
+        arguments.extend(extra);
+        let report = json(&kimi(&arguments));
+        assert_eq!(report["sparse"], !extra.is_empty());
+        let summary = json(&kimi(&["inspect", text(&model), "--json"]));
+        assert_eq!(summary["total"]["tensors"], report["tensors"]);
+        assert_eq!(summary["total"]["bytes"], report["tensor_bytes"]);
+        assert_eq!(summary["files"], report["files"]);
+        let run =
+            json(&kimi(&["run", text(&model), "--ids", "1,2,3", "-n", "8", "--ignore-eos", "--json", "-q"]));
+        generated.push(run["generated_ids"].clone());
+    }
+    assert_eq!(generated[0], generated[1]);
+    assert_ne!(generated[0], generated[2]);
+}
+
+#[test]
+fn quiet_says_nothing_and_otherwise_one_line_is_said() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config();
+    let quiet = kimi(&["synth", text(&dir.path().join("a")), "--geometry", &config, "-q"]);
+    assert_eq!((quiet.status.code(), quiet.stdout.len(), quiet.stderr.len()), (Some(0), 0, 0));
+    let said = kimi(&["synth", text(&dir.path().join("b")), "--geometry", &config]);
+    let (code, words) = failure(&said);
+    assert_eq!((code, said.stdout.len()), (Some(0), 0));
+    assert!(words.contains("tensors in 10 files") && words.lines().count() == 1, "{words}");
+}
+
+#[test]
+fn what_cannot_be_made_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("other.json"), r#"{"model_type": "llama"}"#).unwrap();
+    std::fs::write(dir.path().join("empty.json"), "").unwrap();
+    let model = dir.path().join("model");
+    let config = config();
+    for (geometry, code, expected) in [
+        ("k4", 2, "neither k3 nor k3-mini"),
+        (text(&dir.path().join("other.json")), 4, "llama"),
+        (text(&dir.path().join("empty.json")), 4, "not valid JSON"),
+    ] {
+        let (found, message) = failure(&kimi(&["synth", text(&model), "--geometry", geometry]));
+        assert!(found == Some(code) && message.contains(expected), "{message}");
+        assert!(!model.exists());
+    }
+    let (code, message) = failure(&kimi(&["synth", text(dir.path()), "--geometry", &config]));
+    assert!(code == Some(2) && message.contains("is not empty"), "{message}");
+    let (code, message) =
+        failure(&kimi(&["synth", text(&dir.path().join("other.json/model")), "--geometry", &config]));
+    assert!(code == Some(1) && message.contains("cannot create"), "{message}");
+}
