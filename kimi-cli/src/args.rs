@@ -31,12 +31,16 @@ pub(crate) enum Command {
 /// How files are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Io {
-    /// The best choice for this machine
+    /// direct for models larger than the memory, else pread
     Auto,
     /// Map the files into memory. Nobody may change them meanwhile
     Mmap,
-    /// Positioned reads into memory of its own
+    /// Positioned reads by a few threads, through the page cache
     Pread,
+    /// The same past the page cache, where the file system allows it
+    Direct,
+    /// Direct reads by io_uring (Linux)
+    Uring,
 }
 
 /// How much the program says on the standard error.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use kimi_model::Model;
-use kimi_paging::{Error, FileSource, MemorySource, MmapSource, Source};
+use kimi_paging::{Error, FileSource, MemorySource, MmapSource, Source, memory_limit};
 use kimi_text::Tokenizer;
 
 use crate::args::Io;
@@ -41,21 +41,37 @@ pub(crate) fn name(dir: Option<&Path>) -> String {
     dir.map_or_else(|| DEMO_NAME.to_owned(), |dir| dir.display().to_string())
 }
 
-/// Opens a model folder, or the demo model.
-pub(crate) fn model(dir: Option<&Path>, io: Io) -> anyhow::Result<Arc<Model>> {
+/// Opens a model folder, or the demo model. `ram` is the memory that the process may take.
+pub(crate) fn model(dir: Option<&Path>, io: Io, ram: Option<u64>) -> anyhow::Result<Arc<Model>> {
     let Some(dir) = dir else { return Ok(Arc::new(demo_model()?)) };
     if !dir.is_dir() {
         let what = if dir.exists() { "is no folder" } else { "does not exist" };
         let hint = "MODEL is a folder with config.json and safetensors files; use --prompt to give the demo model a text";
         return Err(Usage(format!("{} {what}: {hint}", dir.display())).into());
     }
+    // What does not fit memory is read past the page cache, which would only be filled and emptied with every pass.
+    let direct = match io {
+        Io::Auto => shard_bytes(dir) > ram.or_else(|| memory_limit().bytes()).unwrap_or(u64::MAX),
+        Io::Direct | Io::Uring => true,
+        Io::Pread | Io::Mmap => false,
+    };
     let mut open = |path: &Path| -> Result<Arc<dyn Source>, Error> {
         Ok(match io {
-            Io::Auto | Io::Pread => Arc::new(FileSource::open(path)?),
             Io::Mmap => Arc::new(map(path)?),
+            _ if direct => Arc::new(FileSource::open_direct(path)?),
+            _ => Arc::new(FileSource::open(path)?),
         })
     };
     Ok(Arc::new(Model::open(dir, &mut open)?))
+}
+
+/// Bytes of all safetensors files in a folder. What cannot be read is reported when it is opened.
+fn shard_bytes(dir: &Path) -> u64 {
+    let files = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let shards =
+        files.filter(|file| file.path().extension().is_some_and(|extension| extension == "safetensors"));
+    // Through links, as the shards of a download cache are.
+    shards.filter_map(|file| Some(std::fs::metadata(file.path()).ok()?.len())).sum()
 }
 
 #[expect(unsafe_code, reason = "mapping is opted into by the user with --io mmap")]

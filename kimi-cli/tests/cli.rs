@@ -73,6 +73,8 @@ fn every_way_to_run_the_fixture_gives_the_same_logits() {
         &["--threads", "2"],
         &["--io", "mmap"],
         &["--io", "pread"],
+        &["--io", "direct"],
+        &["--io", "uring"],
         &["--isa", "scalar"],
     ]
     .into_iter()

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use kimi_kernels::{Isa, Kernels, Scratch, Threads};
 use kimi_paging::{
-    Backend, Budget, Lease, LeasedVec, ReadStats, Readers, Slots, Tape, current_rss_bytes, memory_limit,
+    Backend, Budget, Lease, LeasedVec, ReadSettings, ReadStats, Readers, Slots, Tape, current_rss_bytes,
+    memory_limit,
 };
 
 use crate::error::Error;
@@ -38,8 +39,8 @@ pub struct EngineOptions {
     pub isa: Option<Isa>,
     /// Number format of the latents.
     pub kv: KvFormat,
-    /// Threads that read.
-    pub reader_threads: usize,
+    /// Who reads, and how many reads are under way at once.
+    pub read: ReadSettings,
 }
 
 impl Default for EngineOptions {
@@ -51,7 +52,7 @@ impl Default for EngineOptions {
             threads: None,
             isa: None,
             kv: KvFormat::F32,
-            reader_threads: 4,
+            read: ReadSettings::threads(Readers::DEFAULT_THREADS),
         }
     }
 }
@@ -149,7 +150,7 @@ impl Engine {
             plan.items.iter().filter(|item| PROCESS_ITEMS.contains(&item.what)).map(|item| item.bytes).sum();
         let process = budget.lease(beside, "process")?;
 
-        let readers = Readers::new(options.reader_threads)?;
+        let readers = Readers::with_settings(&options.read)?;
         let ring = ring(sources, &tape, plan.tile_bytes, plan.ring_depth, plan.pinned_bytes)
             .build(&budget, &readers)?;
         let slots = match plan.expert_slots {
@@ -236,6 +237,21 @@ impl Engine {
     /// Counts of the readers.
     pub fn read_stats(&self) -> ReadStats {
         self.readers.stats()
+    }
+
+    /// Who reads, as it came out: settings that the system refuses fall back to threads.
+    pub fn read_settings(&self) -> ReadSettings {
+        self.readers.settings()
+    }
+
+    /// Why something is read in another way than was asked for, one line each, the same reason only once.
+    pub fn read_fallbacks(&self) -> Vec<String> {
+        let mut reasons: Vec<String> = self.readers.fallback().map(ToString::to_string).into_iter().collect();
+        for source in self.model.checkpoint.index().sources() {
+            let reason = source.fallback().map(ToString::to_string);
+            reasons.extend(reason.filter(|reason| !reasons.contains(reason)));
+        }
+        reasons
     }
 
     /// How files are read; the first shard stands for all.

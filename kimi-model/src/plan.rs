@@ -4,14 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use kimi_kernels::{Kernels, LANES};
-use kimi_paging::{Backend, Buffer, Ring, RingBuilder, Source, Tape};
+use kimi_paging::{Backend, Ring, RingBuilder, Slots, Source, Tape};
 
 use crate::config::Config;
 use crate::engine::{EngineOptions, MAX_SOURCES};
 use crate::error::Error;
 use crate::kv::KvFormat;
 use crate::layer::{self, Routing};
-use crate::layout::{Layout, TapeMatrix};
+use crate::layout::{Layout, MAX_PARTS, TapeMatrix};
 use crate::session::{KV_BLOCK, KvCache, LOG_COLUMNS, SessionSizes};
 
 const MIB: u64 = 1 << 20;
@@ -153,7 +153,7 @@ impl Planner<'_> {
 
         let experts = self.layout.expert_count();
         if plan.all_pinned && experts > plan.expert_slots {
-            let slot = Buffer::footprint(self.layout.slot_bytes());
+            let slot = self.slot_bytes(1);
             let rest = self.limit_bytes - plan.total_bytes();
             let more = (rest / slot).min((experts - plan.expert_slots) as u64);
             plan.expert_slots += more as usize;
@@ -161,6 +161,14 @@ impl Planner<'_> {
                 .extend((more > 0).then_some(PlanItem { what: "more expert slots", bytes: more * slot }));
         }
         Ok(())
+    }
+
+    /// What so many slots for experts take.
+    fn slot_bytes(&self, slots: usize) -> u64 {
+        match slots {
+            0 => 0,
+            _ => Slots::leased_bytes(self.sources, slots, self.layout.slot_bytes(), MAX_PARTS),
+        }
     }
 
     /// A plan without pinned trunk.
@@ -176,7 +184,6 @@ impl Planner<'_> {
         // No tile is smaller than a row.
         let tile_bytes = tile_bytes.max(longest_row) as usize;
         let expert_slots = slots.min(self.layout.expert_count());
-        let slot = Buffer::footprint(self.layout.slot_bytes());
         let work = WorkSizes::new(self.config, self.kernels, columns, self.options.kv);
         let embedded = self.sources.iter().filter(|source| source.backend() == Backend::Memory);
         let [process, stacks, weights] = PROCESS_ITEMS;
@@ -191,7 +198,7 @@ impl Planner<'_> {
             ("activations", work.bytes() + Routing::bytes(self.config.moe.as_ref(), columns)),
             ("scratch of threads", work.scratch as u64 * 4 * self.threads as u64),
             ("ring", ring(self.sources, self.tape, tile_bytes, ring_depth, 0).leased_bytes()?),
-            ("expert slots", expert_slots as u64 * slot),
+            ("expert slots", self.slot_bytes(expert_slots)),
         ];
         let items = items.into_iter().filter(|&(_, bytes)| bytes > 0);
         Ok(Plan {

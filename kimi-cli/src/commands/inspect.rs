@@ -10,7 +10,7 @@ use crate::exit::Exit;
 use crate::source;
 
 pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<Exit> {
-    let model = source::model(args.model.as_deref(), Io::Auto)?;
+    let model = source::model(args.model.as_deref(), Io::Pread, None)?;
     let mut out = stdout().lock();
     if args.tensors {
         let index = model.checkpoint().index();

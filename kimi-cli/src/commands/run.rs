@@ -7,17 +7,20 @@ use anyhow::Context;
 use kimi_model::{
     BytesRead, Engine, EngineOptions, GenerateOptions, Generation, LogitDump, SamplerOptions, generate,
 };
-use kimi_paging::peak_rss_bytes;
+use kimi_paging::{ReadSettings, peak_rss_bytes};
 use kimi_text::{Specials, TokenId, Tokenizer};
 use serde::Serialize;
 
-use crate::args::RunArgs;
+use crate::args::{Io, RunArgs};
 use crate::exit::{Exit, Usage};
 use crate::status::{Output, Status, bytes};
 use crate::{interrupt, source, text};
 
 /// What the demo model continues when nobody gives it a text.
 const DEMO_PROMPT: &str = "The king said";
+
+/// Reads under way with io_uring, and their size (`docs/paging.md`).
+const URING: ReadSettings = ReadSettings::uring(16, 1 << 20);
 
 /// The demo model loops when it always takes the most probable token.
 const DEMO_TEMPERATURE: f32 = 0.6;
@@ -29,7 +32,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<Exit> {
     interrupt::install()?;
     let start = Instant::now();
     let dir = args.model.as_deref();
-    let model = source::model(dir, args.engine.io)?;
+    let model = source::model(dir, args.engine.io, args.engine.ram)?;
     let tokenizer = source::tokenizer(dir)?;
     let prompt = Prompt::new(args, tokenizer.as_ref(), model.config().bos_token_id)?;
 
@@ -42,9 +45,15 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<Exit> {
     engine_options.threads = args.engine.threads.map(usize::from);
     engine_options.isa = args.engine.isa;
     engine_options.kv = args.engine.kv;
+    if args.engine.io == Io::Uring {
+        engine_options.read = URING;
+    }
     let mut engine = Engine::new(model, &engine_options)?;
     if args.verbosity.verbose {
         eprintln!("{}", engine.plan());
+    }
+    if !args.verbosity.quiet {
+        engine.read_fallbacks().iter().for_each(|reason| eprintln!("note: {reason}"));
     }
     if engine.isa() == kimi_kernels::Isa::Scalar && args.engine.isa.is_none() && !args.verbosity.quiet {
         eprintln!("warning: this processor has no AVX2 with FMA; the scalar kernels are many times slower");
@@ -168,7 +177,7 @@ struct Report<'a> {
     bytes_read: Bytes,
     /// Bytes read per generated token, the prompt's included.
     bytes_per_token: Option<f64>,
-    io: Io,
+    io: IoReport,
     budget_bytes: u64,
     ledger_peak_bytes: u64,
     peak_rss_bytes: Option<u64>,
@@ -191,8 +200,10 @@ struct Bytes {
 }
 
 #[derive(Debug, Serialize)]
-struct Io {
+struct IoReport {
     backend: String,
+    executor: &'static str,
+    fallbacks: Vec<String>,
     reads: u64,
     wait_seconds: f64,
     busy_fraction: f64,
@@ -223,8 +234,10 @@ impl<'a> Report<'a> {
             passes: generation.passes,
             bytes_read: Bytes { trunk, experts, head, kv, other },
             bytes_per_token: (tokens > 0).then(|| total as f64 / tokens as f64),
-            io: Io {
+            io: IoReport {
                 backend: engine.backend().to_string(),
+                executor: engine.read_settings().executor.as_str(),
+                fallbacks: engine.read_fallbacks(),
                 reads: stats.tape.reads + stats.urgent.reads,
                 wait_seconds: (stats.tape.wait_ns + stats.urgent.wait_ns) as f64 * 1e-9,
                 busy_fraction: if running > 0.0 { stats.active_ns as f64 * 1e-9 / running } else { 0.0 },
