@@ -1,6 +1,8 @@
 //! Shared pieces of the benches.
 
-use kimi_quant::{Bf16, DenseView, Encoding, MatrixView, Mxfp4View};
+use kimi_quant::mxfp4::{Mxfp4BandsView, to_bands};
+use kimi_quant::quantize::{Method, Quantizer};
+use kimi_quant::{Bf12View, Bf16, DenseView, Encoding, IntView, MatrixView, Mxfp4View, bf12};
 use kimi_testing::Seeded;
 
 /// A stored matrix with ordinary weights: no NaN, no subnormal products.
@@ -29,6 +31,22 @@ impl Stored {
                     half[1] = 0x3c | (half[1] & 0x81);
                 }
             }
+            Encoding::Mxfp4Bands => {
+                let row_major = Self::new(Encoding::Mxfp4, [rows, cols]);
+                if let MatrixView::Mxfp4(view) = row_major.view() {
+                    weights = to_bands(view);
+                }
+            }
+            Encoding::Bf12 => {
+                let normal = seeded.normals(count, 0.02).into_iter();
+                let halves: Vec<u8> =
+                    normal.flat_map(|weight| Bf16::from_f32(weight).0.to_le_bytes()).collect();
+                weights = bf12::encode([rows, cols], &halves).expect("fits");
+            }
+            Encoding::Int(format) => {
+                let quantizer = Quantizer::new(format).method(Method::AbsMax);
+                weights = quantizer.quantize([rows, cols], &seeded.normals(count, 0.02)).expect("finite");
+            }
             _ => (0..count).for_each(|_| weights.extend(seeded.between(-0.05, 0.05).to_le_bytes())),
         }
         Self { encoding, shape: [rows, cols], weights, scales }
@@ -45,6 +63,9 @@ impl Stored {
                 Mxfp4View::new(shape, &self.weights, &self.scales).expect("made to fit").into()
             }
             Encoding::Bf16 => DenseView::<Bf16>::new(shape, &self.weights).expect("made to fit").into(),
+            Encoding::Mxfp4Bands => Mxfp4BandsView::new(shape, &self.weights).expect("made to fit").into(),
+            Encoding::Bf12 => Bf12View::new(shape, &self.weights).expect("made to fit").into(),
+            Encoding::Int(format) => IntView::new(shape, format, &self.weights).expect("made to fit").into(),
             _ => DenseView::<f32>::new(shape, &self.weights).expect("made to fit").into(),
         }
     }

@@ -13,22 +13,29 @@ pub enum Isa {
     Scalar,
     /// AVX2 with FMA (x86-64 since Haswell and Excavator).
     Avx2,
+    /// AVX2 with FMA and AVX-VNNI (x86-64 since Alder Lake and Zen 5).
+    AvxVnni,
     /// AVX-512 F, BW, DQ and VL (x86-64 since Skylake-X and Zen 4).
     Avx512,
+    /// The same with VNNI (since Cascade Lake and Zen 4).
+    Avx512Vnni,
     /// NEON (every AArch64 processor).
     Neon,
 }
 
 impl Isa {
     /// Every instruction set, slowest first.
-    pub const ALL: [Self; 4] = [Self::Scalar, Self::Avx2, Self::Avx512, Self::Neon];
+    pub const ALL: [Self; 6] =
+        [Self::Scalar, Self::Avx2, Self::AvxVnni, Self::Avx512, Self::Avx512Vnni, Self::Neon];
 
     /// The name that options and reports use.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Scalar => "scalar",
             Self::Avx2 => "avx2",
+            Self::AvxVnni => "avx-vnni",
             Self::Avx512 => "avx512",
+            Self::Avx512Vnni => "avx512-vnni",
             Self::Neon => "neon",
         }
     }
@@ -75,7 +82,11 @@ pub(crate) enum Backend {
     #[cfg(target_arch = "x86_64")]
     Avx2(arch::x86_64::Avx2),
     #[cfg(target_arch = "x86_64")]
+    AvxVnni(arch::x86_64::AvxVnni),
+    #[cfg(target_arch = "x86_64")]
     Avx512(arch::x86_64::Avx512),
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni(arch::x86_64::Avx512Vnni),
     #[cfg(target_arch = "aarch64")]
     Neon(arch::aarch64::Neon),
 }
@@ -88,7 +99,11 @@ macro_rules! dispatch {
             #[cfg(target_arch = "x86_64")]
             $crate::dispatch::Backend::Avx2($token) => $vector,
             #[cfg(target_arch = "x86_64")]
+            $crate::dispatch::Backend::AvxVnni($token) => $vector,
+            #[cfg(target_arch = "x86_64")]
             $crate::dispatch::Backend::Avx512($token) => $vector,
+            #[cfg(target_arch = "x86_64")]
+            $crate::dispatch::Backend::Avx512Vnni($token) => $vector,
             #[cfg(target_arch = "aarch64")]
             $crate::dispatch::Backend::Neon($token) => $vector,
         }
@@ -109,7 +124,11 @@ impl Kernels {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => Backend::Avx2(arch::x86_64::Avx2::detect()?),
             #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => Backend::AvxVnni(arch::x86_64::AvxVnni::detect()?),
+            #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => Backend::Avx512(arch::x86_64::Avx512::detect()?),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => Backend::Avx512Vnni(arch::x86_64::Avx512Vnni::detect()?),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => Backend::Neon(arch::aarch64::Neon::detect()?),
             // Of another architecture.
@@ -131,7 +150,11 @@ impl Kernels {
             #[cfg(target_arch = "x86_64")]
             Backend::Avx2(_) => Isa::Avx2,
             #[cfg(target_arch = "x86_64")]
+            Backend::AvxVnni(_) => Isa::AvxVnni,
+            #[cfg(target_arch = "x86_64")]
             Backend::Avx512(_) => Isa::Avx512,
+            #[cfg(target_arch = "x86_64")]
+            Backend::Avx512Vnni(_) => Isa::Avx512Vnni,
             #[cfg(target_arch = "aarch64")]
             Backend::Neon(_) => Isa::Neon,
         }
@@ -148,7 +171,10 @@ mod tests {
             assert_eq!(isa.name().parse(), Ok(isa));
         }
         let error = "sse9".parse::<Isa>().unwrap_err();
-        assert_eq!(error.to_string(), "unknown instruction set `sse9`; known: scalar, avx2, avx512, neon");
+        assert_eq!(
+            error.to_string(),
+            "unknown instruction set `sse9`; known: scalar, avx2, avx-vnni, avx512, avx512-vnni, neon"
+        );
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use kimi_quant::MatrixView;
 
 use crate::dispatch::dispatch;
-use crate::reference::{self, LANES};
-use crate::vector::gemm;
+use crate::reference;
+use crate::vector::{bands, gemm};
 use crate::{Columns, Kernels, Scratch, ShapeError, Threads};
 
 /// Fewer multiplications than this are not worth a second thread.
@@ -16,8 +16,9 @@ const ROW_MULTIPLE: usize = 48;
 impl Kernels {
     /// Scratch values that one thread needs to multiply matrices of up to `k` columns with `columns` columns.
     pub fn matmul_scratch(self, k: usize, columns: usize) -> usize {
-        let decoded_row = k.next_multiple_of(LANES);
-        if self.packed_len(k, columns) > 0 { decoded_row.max(gemm::scratch(k)) } else { decoded_row }
+        // One decoded row, or the eight of a band.
+        let decoded = bands::panel_floats(k);
+        if self.packed_len(k, columns) > 0 { decoded.max(gemm::scratch(k)) } else { decoded }
     }
 
     /// [`reference::gemm`] on all threads: `y[r, c] = sum over k of w[r, k] * x[c, k]`.
@@ -40,9 +41,7 @@ impl Kernels {
             return Ok(());
         }
         let (rows, count) = (w.rows(), x.count);
-        let fair = rows.div_ceil(threads.count() * 4);
-        let worthwhile = MIN_TASK.div_ceil((w.cols() * count).max(1));
-        let task = fair.max(worthwhile).next_multiple_of(ROW_MULTIPLE).min(rows);
+        let task = self.task_rows(threads, rows, w.cols() * count);
         threads.chunks(y, task * count, |i, y| {
             let first = i * task;
             let w = w.slice_rows(first..first + y.len() / count);
@@ -93,6 +92,13 @@ impl Kernels {
             self.accumulate(y, x, row);
         }
         Ok(())
+    }
+
+    /// Rows of a task, given the multiplications of a row.
+    pub(crate) fn task_rows(self, threads: &Threads, rows: usize, row_work: usize) -> usize {
+        let fair = rows.div_ceil(threads.count() * 4);
+        let worthwhile = MIN_TASK.div_ceil(row_work.max(1));
+        fair.max(worthwhile).next_multiple_of(ROW_MULTIPLE).min(rows)
     }
 
     fn check(self, w: MatrixView<'_>, x: Columns<'_>, y: &[f32], scratch: usize) -> Result<(), ShapeError> {

@@ -14,6 +14,7 @@ macro_rules! operations {
             kernels {
                 fn matmul(w: MatrixView<'_>, x: Columns<'_>, y: &mut [f32], scratch: &mut [f32]);
                 fn decode_row(w: MatrixView<'_>, row: usize, out: &mut [f32]);
+                fn integer(w: MatrixView<'_>, x: IntegerColumns<'_>, y: &mut [f32]);
             }
             reference {
                 fn rms_norm(x: &[f32], weight: &[f32], epsilon: f32, out: &mut [f32]);

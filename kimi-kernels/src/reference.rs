@@ -16,6 +16,7 @@
 mod activation;
 mod attention;
 mod conv;
+mod integer;
 mod kda;
 mod matmul;
 mod mix;
@@ -27,6 +28,7 @@ mod sum;
 pub use activation::{Situ, gate, sigmoid_all, silu, situ};
 pub use attention::{AttentionState, attend_block, finish_attention, merge_blocks};
 pub use conv::short_conv;
+pub use integer::gemv_integer;
 pub use kda::{Decay, decay, kda_step};
 pub use matmul::{decode_row, gemm, gemv, gemv_transposed};
 pub use mix::{accumulate, add, mix};

@@ -1,8 +1,10 @@
 //! Every instruction set of this processor against the reference, to the bit, for every encoding, shape and number
 //! of columns.
 
-use kimi_kernels::{Columns, Isa, Kernels, LANES, Scratch, Threads, reference};
-use kimi_quant::{Bf16, DenseView, MatrixView, Mxfp4View};
+use kimi_kernels::{Columns, IntegerBuffers, Isa, Kernels, LANES, Scratch, Threads, reference};
+use kimi_quant::mxfp4::{Mxfp4BandsView, to_bands};
+use kimi_quant::quantize::Quantizer;
+use kimi_quant::{Bf12View, Bf16, DenseView, IntFormat, IntView, MatrixView, Mxfp4View, bf12};
 use kimi_testing::{Seeded, gamma, max_threads, report_isas, same_bits};
 use proptest::prelude::*;
 
@@ -18,6 +20,26 @@ enum Kind {
     F32,
     Bf16,
     Mxfp4,
+    Mxfp4Bands,
+    Bf12,
+    Int(&'static str),
+}
+
+/// One of every width and kind of level, with different groups and scales.
+const INTEGERS: [&str; 9] = [
+    "i8:g128",
+    "i8:g64:zp",
+    "i6:g64",
+    "i6:g32:zp:f16",
+    "i4:g32",
+    "i4:g128:zp",
+    "i4:g64:cb:f16",
+    "i3:g32",
+    "i2:g64:zp",
+];
+
+fn format(name: &str) -> IntFormat {
+    name.parse().unwrap()
 }
 
 impl Stored {
@@ -35,6 +57,20 @@ impl Stored {
                 // From subnormal factors up to large ones.
                 scales.extend((0..rows * cols / 32).map(|_| seeded.below(160) as u8));
             }
+            Kind::Mxfp4Bands => {
+                let codes = seeded.bytes(rows * cols / 2);
+                let row_scales: Vec<u8> = (0..rows * cols / 32).map(|_| seeded.below(160) as u8).collect();
+                bytes.extend(to_bands(Mxfp4View::new(shape, &codes, &row_scales).unwrap()));
+            }
+            Kind::Bf12 => {
+                let halves: Vec<u8> =
+                    (0..rows * cols).flat_map(|_| Bf16::from_f32(seeded.normal()).0.to_le_bytes()).collect();
+                bytes.extend(bf12::encode(shape, &halves).unwrap());
+            }
+            Kind::Int(name) => {
+                let weights = seeded.normals(rows * cols, 1.0);
+                bytes.extend(Quantizer::new(format(name)).quantize(shape, &weights).unwrap());
+            }
         }
         Self { shape, bytes, scales }
     }
@@ -45,12 +81,19 @@ impl Stored {
             Kind::F32 => DenseView::<f32>::new(self.shape, bytes).unwrap().into(),
             Kind::Bf16 => DenseView::<Bf16>::new(self.shape, bytes).unwrap().into(),
             Kind::Mxfp4 => Mxfp4View::new(self.shape, bytes, &self.scales[1..]).unwrap().into(),
+            Kind::Mxfp4Bands => Mxfp4BandsView::new(self.shape, bytes).unwrap().into(),
+            Kind::Bf12 => Bf12View::new(self.shape, bytes).unwrap().into(),
+            Kind::Int(name) => IntView::new(self.shape, format(name), bytes).unwrap().into(),
         }
     }
 }
 
 fn kinds() -> impl Strategy<Value = Kind> {
-    prop_oneof![Just(Kind::F32), Just(Kind::Bf16), Just(Kind::Mxfp4)]
+    let plain = [Kind::F32, Kind::Bf16, Kind::Mxfp4, Kind::Mxfp4Bands, Kind::Bf12];
+    prop_oneof![
+        prop::sample::select(plain.to_vec()),
+        prop::sample::select(INTEGERS.to_vec()).prop_map(Kind::Int)
+    ]
 }
 
 /// The products of one matrix with one set of columns, by every back end, thread count and packing.
@@ -94,9 +137,9 @@ fn all_instruction_sets_are_reported() {
 
 #[test]
 fn products_equal_the_reference_at_the_edges() {
-    for kind in [Kind::F32, Kind::Bf16, Kind::Mxfp4] {
+    for kind in [Kind::F32, Kind::Bf16, Kind::Mxfp4, Kind::Mxfp4Bands, Kind::Bf12, Kind::Int("i4:g64:zp")] {
         let edges: &[usize] = match kind {
-            Kind::Mxfp4 => &[32, 64, 96, 416],
+            Kind::Mxfp4 | Kind::Mxfp4Bands => &[32, 64, 96, 416],
             _ => &[1, 7, 8, 9, 15, 16, 17, 63, 64, 65, 129],
         };
         for &cols in edges {
@@ -115,6 +158,7 @@ fn products_equal_the_reference_at_real_widths() {
     check(Kind::Bf16, [61, 7168], 11, 2);
     check(Kind::Mxfp4, [100, 3584], 1, 3);
     check(Kind::Mxfp4, [30, 3072], 20, 4);
+    check(Kind::Int("i4:g32"), [61, 3584], 11, 6);
     // Rows so long that a panel holds one group of them.
     check(Kind::Bf16, [13, 70_000], 9, 5);
 }
@@ -210,7 +254,8 @@ proptest! {
 
     #[test]
     fn products_equal_the_reference(kind in kinds(), rows in 0usize..80, groups in 1usize..9, odd in 0usize..32, count in 1usize..40, seed: u64) {
-        let cols = if kind == Kind::Mxfp4 { groups * 32 } else { groups * 32 - odd };
+        let whole = matches!(kind, Kind::Mxfp4 | Kind::Mxfp4Bands);
+        let cols = if whole { groups * 32 } else { groups * 32 - odd };
         check(kind, [rows, cols], count, seed);
     }
 
@@ -265,13 +310,58 @@ proptest! {
         let x = seeded.normals(rows, 1.0);
         let mut expected = vec![0.0f32; cols];
         reference::gemv_transposed(w, &x, &mut expected);
-        let cut = cut.min(rows);
+        let multiple = w.encoding().row_multiple();
+        let cut = (cut / multiple * multiple).min(rows / multiple * multiple);
         for kernels in Kernels::available() {
             let (mut y, mut scratch) = (vec![0.0; cols], vec![0.0; cols]);
             kernels.gemv_transposed(&mut scratch, w.slice_rows(0..cut), &x[..cut], &mut y).unwrap();
             kernels.gemv_transposed(&mut scratch, w.slice_rows(cut..rows), &x[cut..], &mut y).unwrap();
             prop_assert!(same_bits(&y, &expected));
         }
+    }
+
+    #[test]
+    fn integer_products_equal_the_reference(name in prop::sample::select(INTEGERS.to_vec()), bands in any::<bool>(), rows in 0usize..40, blocks in 1usize..9, odd in 0usize..32, count in 1usize..8, seed: u64) {
+        let kind = if bands { Kind::Mxfp4Bands } else { Kind::Int(name) };
+        let cols = if bands { blocks * 32 } else { blocks * 32 - odd };
+        let mut seeded = Seeded::new(seed);
+        let stored = Stored::new(kind, [rows, cols], &mut seeded);
+        let w = stored.view(kind);
+        let x = seeded.normals(count * cols, 1.0);
+        let group = w.integer_group().unwrap();
+        let mut expected = vec![f32::NAN; rows * count];
+        for (c, x) in x.chunks_exact(cols).enumerate() {
+            let (mut codes, mut scales) = (vec![0; cols], vec![0.0; cols.div_ceil(group)]);
+            kimi_quant::activations::quantize_column(x, group, &mut codes, &mut scales);
+            let mut column = vec![f32::NAN; rows];
+            reference::gemv_integer(w, &codes, &scales, &mut column);
+            expected.iter_mut().skip(c).step_by(count).zip(column).for_each(|(y, value)| *y = value);
+        }
+        for kernels in Kernels::available() {
+            for threads in [1, 2].into_iter().filter(|&threads| threads <= max_threads()) {
+                let threads = Threads::new(threads).unwrap();
+                let mut buffers = IntegerBuffers::default();
+                let columns = buffers.quantize(&threads, &x, cols, group).unwrap();
+                let mut y = vec![f32::NAN; rows * count];
+                kernels.matmul_integer(&threads, w, columns, &mut y).unwrap();
+                prop_assert!(same_bits(&y, &expected), "{} {:?}", kernels.isa(), kind);
+            }
+        }
+    }
+
+    #[test]
+    fn integer_products_are_near_the_exact_ones(name in prop::sample::select(INTEGERS.to_vec()), seed: u64) {
+        let mut seeded = Seeded::new(seed);
+        let stored = Stored::new(Kind::Int(name), [8, 512], &mut seeded);
+        let w = stored.view(Kind::Int(name));
+        let x = seeded.normals(512, 1.0);
+        let (threads, kernels, mut buffers) = (Threads::new(1).unwrap(), Kernels::detect(), IntegerBuffers::default());
+        let columns = buffers.quantize(&threads, &x, 512, w.integer_group().unwrap()).unwrap();
+        let (mut y, mut exact) = (vec![0.0f32; 8], vec![0.0f32; 8]);
+        kernels.matmul_integer(&threads, w, columns, &mut y).unwrap();
+        reference::gemv(w, &x, &mut exact);
+        // Half a step of 127 of the largest activation, on each of 512 products of independent sign.
+        prop_assert!(y.iter().zip(&exact).all(|(a, b)| (a - b).abs() < 1.5), "{:?} {:?}", y, exact);
     }
 
     #[test]

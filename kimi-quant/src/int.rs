@@ -363,6 +363,30 @@ impl<'a> IntView<'a> {
         }
     }
 
+    /// The integers of one row and the scale of each group.
+    ///
+    /// # Panics
+    /// If `row` is out of range or the slices do not hold one level per column and one scale per group.
+    pub fn decode_levels(&self, row: usize, levels: &mut [i32], scales: &mut [f32]) {
+        let (format, r) = (self.format, row % BAND_ROWS);
+        assert!(row < self.rows && levels.len() == self.cols, "one level per column of a row that exists");
+        assert_eq!(scales.len(), self.cols.div_ceil(format.group_size), "one scale per group");
+        let mut rest = self.band(row / BAND_ROWS);
+        for (levels, scale) in levels.chunks_mut(format.group_size).zip(scales) {
+            let (header, after) = rest.split_at(format.group_header());
+            *scale = self.scale(header, r);
+            let zero = self.zero(header, r);
+            rest = after;
+            for levels in levels.chunks_mut(BLOCK_COLUMNS) {
+                let (block, after) = rest.split_at(format.block_bytes());
+                rest = after;
+                for (c, level) in levels.iter_mut().enumerate() {
+                    *level = self.level(unpack(format.bits, block, r, c), zero);
+                }
+            }
+        }
+    }
+
     /// The scale of row `r` of a band, given the header of a group.
     pub fn scale(&self, header: &[u8], r: usize) -> f32 {
         self.format.scale.decode([header[2 * r], header[2 * r + 1]])

@@ -5,7 +5,7 @@ use core::ops::Range;
 use core::str::FromStr;
 
 use crate::int::{BAND_ROWS, UnknownFormat};
-use crate::mxfp4::Mxfp4BandsView;
+use crate::mxfp4::{GROUP_SIZE, Mxfp4BandsView};
 use crate::{Bf12View, Bf16, DenseView, IntFormat, IntView, Mxfp4View};
 
 /// How the weights of a matrix are stored.
@@ -125,6 +125,30 @@ impl MatrixView<'_> {
     #[must_use]
     pub fn slice_rows(&self, rows: Range<usize>) -> Self {
         each!(self, view => view.slice_rows(rows).into())
+    }
+
+    /// Columns that share a scale, where weights are small integers times a scale and the product with int8 activations is one
+    /// of integers; `None` in other encodings.
+    pub fn integer_group(&self) -> Option<usize> {
+        match self {
+            Self::Int(view) => Some(view.format().group_size()),
+            Self::Mxfp4Bands(_) => Some(GROUP_SIZE),
+            _ => None,
+        }
+    }
+
+    /// The integers of one row and the scale of each group: `weight = level * scale`. MXFP4 levels are doubled and their scales
+    /// halved.
+    ///
+    /// # Panics
+    /// If the encoding has no [`integer_group`](Self::integer_group), `row` is out of range, or the slices do not hold one level
+    /// per column and one scale per group.
+    pub fn decode_levels(&self, row: usize, levels: &mut [i32], scales: &mut [f32]) {
+        match self {
+            Self::Int(view) => view.decode_levels(row, levels, scales),
+            Self::Mxfp4Bands(view) => view.decode_levels(row, levels, scales),
+            _ => panic!("{} has no integer levels", self.encoding()),
+        }
     }
 
     /// Writes the values of one row to `out`, exactly as stored.

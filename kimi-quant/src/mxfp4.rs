@@ -12,7 +12,7 @@ use core::ops::Range;
 
 use crate::{E8m0, LayoutError, NotFinite};
 
-pub use bands::{BAND_GROUP_BYTES, Mxfp4BandsView, band_matrix_bytes, to_bands};
+pub use bands::{BAND_GROUP_BYTES, E2M1_DOUBLED, Mxfp4BandsView, band_matrix_bytes, to_bands};
 pub use scales::{decode_scales, encode_scales};
 
 /// Columns that share one scale.

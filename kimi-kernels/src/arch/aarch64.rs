@@ -8,6 +8,7 @@ use kimi_quant::MatrixView;
 use kimi_quant::mxfp4::GROUP_SIZE;
 
 use crate::Columns;
+use crate::integer::IntegerColumns;
 use crate::ops::operations;
 use crate::reference::{AttentionState, Decay, LANES, Situ};
 use crate::vector::{Vec8, Vector, WIDE};
@@ -33,6 +34,7 @@ fn bytes(values: [u8; 16]) -> uint8x16_t {
 
 impl Vector for Neon {
     type F = [float32x4_t; 2];
+    type I = [int8x16_t; 2];
     type Wide = [float32x4_t; 4];
 
     #[inline(always)]
@@ -84,6 +86,120 @@ impl Vector for Neon {
     }
 
     #[inline(always)]
+    fn splat(self, value: f32) -> Self::F {
+        must_cast([value; LANES])
+    }
+
+    #[inline(always)]
+    fn mul(self, a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: the token proves NEON.
+        unsafe { [vmulq_f32(a[0], b[0]), vmulq_f32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn add(self, a: Self::F, b: Self::F) -> Self::F {
+        // SAFETY: the token proves NEON.
+        unsafe { [vaddq_f32(a[0], b[0]), vaddq_f32(a[1], b[1])] }
+    }
+
+    #[inline(always)]
+    fn load_bytes(self, bytes: &[u8; 32]) -> Self::I {
+        must_cast(*bytes)
+    }
+
+    #[inline(always)]
+    fn int_zero(self) -> Self::I {
+        must_cast([0u8; 32])
+    }
+
+    #[inline(always)]
+    fn field<const SHIFT: i32>(self, bytes: Self::I, mask: u8) -> Self::I {
+        // SAFETY: the token proves NEON.
+        bytes.map(|bytes| unsafe {
+            let shifted = vshlq_u8(vreinterpretq_u8_s8(bytes), vdupq_n_s8(-SHIFT as i8));
+            vreinterpretq_s8_u8(vandq_u8(shifted, vdupq_n_u8(mask)))
+        })
+    }
+
+    #[inline(always)]
+    fn join<const SHIFT: i32>(self, low: Self::I, high: Self::I) -> Self::I {
+        let mut joined = low;
+        for i in 0..2 {
+            // SAFETY: the token proves NEON.
+            joined[i] = unsafe { vorrq_s8(low[i], vshlq_n_s8::<SHIFT>(high[i])) };
+        }
+        joined
+    }
+
+    #[inline(always)]
+    fn lookup(self, table: &[i8; 16], indices: Self::I) -> Self::I {
+        let table: int8x16_t = must_cast(*table);
+        // SAFETY: the token proves NEON.
+        indices.map(|indices| unsafe { vqtbl1q_s8(table, vreinterpretq_u8_s8(indices)) })
+    }
+
+    /// Codes of up to 7 bits are the same signed.
+    #[inline(always)]
+    fn dot_unsigned(self, sums: Self::I, w: Self::I, x: [i8; 4]) -> Self::I {
+        self.dot_signed(sums, w, x)
+    }
+
+    #[inline(always)]
+    fn dot_signed(self, sums: Self::I, w: Self::I, x: [i8; 4]) -> Self::I {
+        let mut next = sums;
+        for i in 0..2 {
+            // SAFETY: the token proves NEON.
+            next[i] = unsafe {
+                let x = vreinterpretq_s8_s32(vdupq_n_s32(must_cast(x)));
+                let low = vpaddlq_s16(vmull_s8(vget_low_s8(w[i]), vget_low_s8(x)));
+                let high = vpaddlq_s16(vmull_high_s8(w[i], x));
+                vreinterpretq_s8_s32(vaddq_s32(vreinterpretq_s32_s8(sums[i]), vpaddq_s32(low, high)))
+            };
+        }
+        next
+    }
+
+    #[inline(always)]
+    fn subtract_product(self, sums: Self::I, zeros: [i32; 8], factor: i32) -> Self::I {
+        let zeros: [int32x4_t; 2] = must_cast(zeros);
+        let mut next = sums;
+        for i in 0..2 {
+            // SAFETY: the token proves NEON.
+            next[i] = unsafe {
+                vreinterpretq_s8_s32(vmlsq_s32(vreinterpretq_s32_s8(sums[i]), zeros[i], vdupq_n_s32(factor)))
+            };
+        }
+        next
+    }
+
+    #[inline(always)]
+    fn to_f32(self, values: Self::I) -> Self::F {
+        // SAFETY: the token proves NEON.
+        values.map(|values| unsafe { vcvtq_f32_s32(vreinterpretq_s32_s8(values)) })
+    }
+
+    #[inline(always)]
+    fn byte<const J: usize>(self, bytes: Self::I) -> Self::I {
+        let up = 24 - 8 * J as i32;
+        // SAFETY: the token proves NEON. The byte goes to the top and comes down again with its sign.
+        bytes.map(|bytes| unsafe {
+            let top = vshlq_s32(vreinterpretq_s32_s8(bytes), vdupq_n_s32(up));
+            vreinterpretq_s8_s32(vshrq_n_s32::<24>(top))
+        })
+    }
+
+    #[inline(always)]
+    fn subtract(self, a: Self::I, b: [i32; 8]) -> Self::I {
+        let b: [int32x4_t; 2] = must_cast(b);
+        let mut next = a;
+        for i in 0..2 {
+            // SAFETY: the token proves NEON.
+            next[i] = unsafe { vreinterpretq_s8_s32(vsubq_s32(vreinterpretq_s32_s8(a[i]), b[i])) };
+        }
+        next
+    }
+
+    #[inline(always)]
     fn wide_zero(self) -> Self::Wide {
         must_cast([0.0f32; WIDE])
     }
@@ -106,6 +222,35 @@ impl Vector for Neon {
             sums[i] = unsafe { vfmaq_n_f32(c[i], b[i], a) };
         }
         sums
+    }
+
+    /// Bytes first: the upper byte of a BF16 is sign and exponent but its last bit, the lower one that bit and the mantissa.
+    #[inline(always)]
+    fn bf12(self, signs: &[u8; 32], exponents: &[u8; 16], table: &[u8; 16]) -> [Self::F; 4] {
+        let signs: [uint8x16_t; 2] = must_cast(*signs);
+        let mut weights = [self.zero(); 4];
+        // SAFETY: the token proves NEON.
+        unsafe {
+            let packed = bytes(*exponents);
+            for (half, indices) in
+                [vandq_u8(packed, vdupq_n_u8(15)), vshrq_n_u8::<4>(packed)].into_iter().enumerate()
+            {
+                let exponents = vqtbl1q_u8(bytes(*table), indices);
+                let (sign, rest) = (vdupq_n_u8(0x80), vdupq_n_u8(0x7f));
+                let upper = vorrq_u8(vandq_u8(signs[half], sign), vshrq_n_u8::<1>(exponents));
+                let lower = vorrq_u8(vandq_u8(signs[half], rest), vshlq_n_u8::<7>(exponents));
+                for (part, halves) in
+                    [vzip1q_u8(lower, upper), vzip2q_u8(lower, upper)].into_iter().enumerate()
+                {
+                    let halves = vreinterpretq_u16_u8(halves);
+                    weights[2 * half + part] = [
+                        vreinterpretq_f32_u32(vshll_n_u16::<16>(vget_low_u16(halves))),
+                        vreinterpretq_f32_u32(vshll_high_n_u16::<16>(halves)),
+                    ];
+                }
+            }
+        }
+        weights
     }
 
     /// Every E2M1 value is a float32 whose lower 16 bits are zero, so two byte lookups build it; the product with the

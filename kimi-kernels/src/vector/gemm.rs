@@ -6,7 +6,9 @@
 
 use kimi_quant::MatrixView;
 
-use super::{Vector, WIDE, decode_row};
+use kimi_quant::int::BAND_ROWS;
+
+use super::{Vector, WIDE, bands, decode_row};
 use crate::columns::TILE_COLUMNS;
 use crate::reference::LANES;
 
@@ -30,13 +32,13 @@ fn groups(padded: usize) -> usize {
     (PANEL_FLOATS / (ROWS * padded).max(1)).clamp(1, MAX_GROUPS)
 }
 
-/// Scratch values for rows of up to `k` values: a panel, the sums of all lanes, one decoded row.
+/// Scratch values for rows of up to `k` values: a panel, the sums of all lanes, one decoded row or band.
 pub(crate) fn scratch(k: usize) -> usize {
     let padded = k.next_multiple_of(LANES);
     // An upper bound for all shorter rows too, whose panels may have more groups.
     (MAX_GROUPS * ROWS * padded).min(PANEL_FLOATS).max(ROWS * padded)
         + LANES * MAX_GROUPS * BLOCK_FLOATS
-        + padded
+        + bands::panel_floats(k)
 }
 
 #[inline(always)]
@@ -55,17 +57,28 @@ pub(super) fn gemm<V: Vector>(
     let groups = groups(steps * LANES);
     let (panel, rest) = scratch.split_at_mut(groups * ROWS * steps * LANES);
     let (sums, rest) = rest.split_at_mut(LANES * groups * BLOCK_FLOATS);
-    let row = &mut rest[..steps * LANES];
+    let decoded = &mut rest[..bands::panel_floats(k)];
+    let in_bands = w.encoding().row_multiple() == BAND_ROWS;
     let panel = panel.as_chunks_mut::<ROWS>().0;
     let sums = sums.as_chunks_mut::<WIDE>().0.as_chunks_mut::<ROWS>().0;
     for (index, y) in y.chunks_mut(groups * ROWS * count).enumerate() {
         let rows = y.len() / count;
         // Rows of the panel that the matrix does not have keep old values; their sums are not written out.
         for r in 0..rows {
-            decode_row(v, w, index * groups * ROWS + r, &mut row[..k]);
-            row[k..].fill(0.0);
-            for (step, values) in row.as_chunks::<LANES>().0.iter().enumerate() {
-                for (lane, &value) in values.iter().enumerate() {
+            let row = index * groups * ROWS + r;
+            // Rows of a band are decoded together, and lie side by side then.
+            if (row.is_multiple_of(BAND_ROWS) || r == 0) && in_bands {
+                bands::decode_band(v, w, row / BAND_ROWS, decoded);
+            }
+            let stride = if in_bands { BAND_ROWS } else { 1 };
+            if !in_bands {
+                decode_row(v, w, row, &mut decoded[..k]);
+            }
+            let first = if in_bands { row % BAND_ROWS } else { 0 };
+            for step in 0..steps {
+                for lane in 0..LANES {
+                    let at = step * LANES + lane;
+                    let value = if at < k { decoded[at * stride + first] } else { 0.0 };
                     panel[(lane * groups + r / ROWS) * steps + step][r % ROWS] = value;
                 }
             }

@@ -11,6 +11,9 @@ use super::{E2M1, GROUP_SIZE, Mxfp4View};
 use crate::int::{BAND_ROWS, REGISTER_BYTES};
 use crate::{E8m0, LayoutError};
 
+/// Twice the value of each E2M1 code; minus zero is zero.
+pub const E2M1_DOUBLED: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
+
 /// Bytes of a group of a band: scales, then codes.
 pub const BAND_GROUP_BYTES: usize = BAND_ROWS + BAND_ROWS * GROUP_SIZE / 2;
 
@@ -118,6 +121,25 @@ impl<'a> Mxfp4BandsView<'a> {
             for (c, value) in out.iter_mut().enumerate() {
                 let (byte, shift) = place(r, c);
                 *value = E2M1[usize::from(codes[byte] >> shift & 15)] * scale;
+            }
+        }
+    }
+
+    /// The doubled values of the codes of one row and half the scale of each group.
+    ///
+    /// # Panics
+    /// If `row` is out of range or the slices do not hold one level per column and one scale per group.
+    pub fn decode_levels(&self, row: usize, levels: &mut [i32], scales: &mut [f32]) {
+        assert!(row < self.rows && levels.len() == self.cols, "one level per column of a row that exists");
+        assert_eq!(scales.len(), self.cols / GROUP_SIZE, "one scale per group");
+        let r = row % BAND_ROWS;
+        let groups = self.band(row / BAND_ROWS).chunks_exact(BAND_GROUP_BYTES);
+        for ((group, levels), half) in groups.zip(levels.chunks_exact_mut(GROUP_SIZE)).zip(scales) {
+            let (band_scales, codes) = group.split_at(BAND_ROWS);
+            *half = E8m0(band_scales[r]).to_f32() * 0.5;
+            for (c, level) in levels.iter_mut().enumerate() {
+                let (byte, shift) = place(r, c);
+                *level = i32::from(E2M1_DOUBLED[usize::from(codes[byte] >> shift & 15)]);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! AVX-512 (F, BW, DQ, VL): twice the registers, and sixteen columns in one of them.
+//! AVX-512 (F, BW, DQ, VL), and with VNNI: twice the registers, and sixteen columns in one of them.
 
 use std::arch::x86_64::*;
 
@@ -6,8 +6,9 @@ use bytemuck::must_cast;
 use kimi_quant::MatrixView;
 use kimi_quant::mxfp4::GROUP_SIZE;
 
-use super::ymm_operations;
+use super::{dot_vnni512, multiply_add, widen, ymm_operations};
 use crate::Columns;
+use crate::integer::IntegerColumns;
 use crate::ops::operations;
 use crate::reference::{AttentionState, Decay, LANES, Situ};
 use crate::vector::{Vec8, Vector, WIDE};
@@ -31,30 +32,50 @@ impl Avx512 {
 
 operations!(compile [Avx512 "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl"]);
 
-impl Vector for Avx512 {
-    ymm_operations!();
+/// Proof that the processor and the system support what [`Avx512`] stands for, and AVX-512 VNNI.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Avx512Vnni(());
 
-    type Wide = __m512;
-
-    #[inline(always)]
-    fn wide_zero(self) -> __m512 {
-        // SAFETY: the token proves AVX-512 F.
-        unsafe { _mm512_setzero_ps() }
-    }
-
-    #[inline(always)]
-    fn wide_load(self, values: &[f32; WIDE]) -> __m512 {
-        must_cast(*values)
-    }
-
-    #[inline(always)]
-    fn wide_store(self, values: __m512) -> [f32; WIDE] {
-        must_cast(values)
-    }
-
-    #[inline(always)]
-    fn wide_fma(self, a: f32, b: __m512, c: __m512) -> __m512 {
-        // SAFETY: the token proves AVX-512 F.
-        unsafe { _mm512_fmadd_ps(_mm512_set1_ps(a), b, c) }
+impl Avx512Vnni {
+    /// The token, where CPUID lists all features and the system saves the registers they use.
+    pub(crate) fn detect() -> Option<Self> {
+        (Avx512::detect().is_some() && is_x86_feature_detected!("avx512vnni")).then_some(Self(()))
     }
 }
+
+operations!(compile [Avx512Vnni "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"]);
+
+macro_rules! vector {
+    ($token:ident, $dot:ident) => {
+        impl Vector for $token {
+            ymm_operations!(dot $dot);
+
+            type Wide = __m512;
+
+            #[inline(always)]
+            fn wide_zero(self) -> __m512 {
+                // SAFETY: the token proves AVX-512 F.
+                unsafe { _mm512_setzero_ps() }
+            }
+
+            #[inline(always)]
+            fn wide_load(self, values: &[f32; WIDE]) -> __m512 {
+                must_cast(*values)
+            }
+
+            #[inline(always)]
+            fn wide_store(self, values: __m512) -> [f32; WIDE] {
+                must_cast(values)
+            }
+
+            #[inline(always)]
+            fn wide_fma(self, a: f32, b: __m512, c: __m512) -> __m512 {
+                // SAFETY: the token proves AVX-512 F.
+                unsafe { _mm512_fmadd_ps(_mm512_set1_ps(a), b, c) }
+            }
+        }
+    };
+}
+
+vector!(Avx512, multiply_add);
+vector!(Avx512Vnni, dot_vnni512);
