@@ -34,11 +34,7 @@ fn matmul(criterion: &mut Criterion) {
                     let scratch = Scratch::new(&threads, kernels.matmul_scratch(cols, count));
                     let mut buffer = vec![0.0; kernels.packed_len(cols, count)];
                     let columns = kernels.columns(&threads, &x, cols, &mut buffer).expect("fits");
-                    group.throughput(if count == 1 {
-                        Throughput::Bytes(stored.bytes())
-                    } else {
-                        Throughput::Elements((rows * cols * count) as u64)
-                    });
+                    group.throughput(throughput(&stored, count));
                     let shape = format!("{rows}x{cols}/{count}/{}", threads.count());
                     group.bench_function(
                         BenchmarkId::new(format!("{encoding}/{}", kernels.isa()), shape),
@@ -55,6 +51,15 @@ fn matmul(criterion: &mut Criterion) {
         }
     }
     group.finish();
+}
+
+/// Bytes of weights for one column, multiply-adds for more.
+fn throughput(stored: &Stored, count: usize) -> Throughput {
+    let view = stored.view();
+    match count {
+        1 => Throughput::Bytes(stored.bytes()),
+        _ => Throughput::Elements((view.rows() * view.cols() * count) as u64),
+    }
 }
 
 /// Encodings with a fast tier.
@@ -81,11 +86,7 @@ fn integer(criterion: &mut Criterion) {
                     let mut buffers = IntegerBuffers::default();
                     let size = stored.view().integer_group().expect("small integers");
                     let columns = buffers.quantize(&threads, &x, cols, size).expect("fits");
-                    group.throughput(if count == 1 {
-                        Throughput::Bytes(stored.bytes())
-                    } else {
-                        Throughput::Elements((rows * cols * count) as u64)
-                    });
+                    group.throughput(throughput(&stored, count));
                     let shape = format!("{rows}x{cols}/{count}/{}", threads.count());
                     group.bench_function(
                         BenchmarkId::new(format!("{encoding}/{}", kernels.isa()), shape),

@@ -29,13 +29,12 @@ trait Bands: Copy {
     fn unpack<V: Vector>(&self, v: V, block: &[u8]) -> [V::I; REGISTERS];
 }
 
-/// Group-wise integers of one width.
+/// Group-wise integers of one width, or with a [`CODEBOOK`].
 #[derive(Clone, Copy)]
 struct Integers<'a, const BITS: usize>(IntView<'a>);
 
-/// Four bits and a codebook.
-#[derive(Clone, Copy)]
-struct Codebook<'a>(IntView<'a>);
+/// Stands for four bits that select from a codebook.
+const CODEBOOK: usize = 0;
 
 /// MXFP4.
 #[derive(Clone, Copy)]
@@ -89,7 +88,7 @@ fn bits<V: Vector>(v: V, plane: &[u8]) -> [V::I; REGISTERS] {
 }
 
 impl<const BITS: usize> Bands for Integers<'_, BITS> {
-    const SIGNED: bool = BITS == 8;
+    const SIGNED: bool = BITS == 8 || BITS == CODEBOOK;
 
     #[inline(always)]
     fn cols(&self) -> usize {
@@ -122,7 +121,7 @@ impl<const BITS: usize> Bands for Integers<'_, BITS> {
                 }
                 Some(zeros)
             }
-            _ if BITS == 8 => None,
+            _ if Self::SIGNED => None,
             _ => Some([format.bits().middle(); BAND_ROWS]),
         };
         (scales(format.scale(), header), zeros)
@@ -144,6 +143,11 @@ impl<const BITS: usize> Bands for Integers<'_, BITS> {
                 }
             }
             4 => out = nibbles(v, block),
+            CODEBOOK => {
+                for (out, codes) in out.iter_mut().zip(nibbles(v, block)) {
+                    *out = v.lookup(self.0.codebook(), codes);
+                }
+            }
             3 => {
                 let (low, high) = (pairs(v, block), bits(v, &block[2 * REGISTER_BYTES..]));
                 for t in 0..REGISTERS {
@@ -151,44 +155,6 @@ impl<const BITS: usize> Bands for Integers<'_, BITS> {
                 }
             }
             _ => out = pairs(v, block),
-        }
-        out
-    }
-}
-
-impl Bands for Codebook<'_> {
-    const SIGNED: bool = true;
-
-    #[inline(always)]
-    fn cols(&self) -> usize {
-        self.0.cols()
-    }
-
-    #[inline(always)]
-    fn group_size(&self) -> usize {
-        self.0.format().group_size()
-    }
-
-    #[inline(always)]
-    fn band(&self, band: usize) -> &[u8] {
-        self.0.band(band)
-    }
-
-    #[inline(always)]
-    fn group_layout(&self) -> [usize; 2] {
-        [self.0.format().group_header(), self.0.format().block_bytes()]
-    }
-
-    #[inline(always)]
-    fn header(&self, header: &[u8]) -> ([f32; BAND_ROWS], Option<[i32; BAND_ROWS]>) {
-        (scales(self.0.format().scale(), header), None)
-    }
-
-    #[inline(always)]
-    fn unpack<V: Vector>(&self, v: V, block: &[u8]) -> [V::I; REGISTERS] {
-        let mut out = nibbles(v, block);
-        for out in &mut out {
-            *out = v.lookup(self.0.codebook(), *out);
         }
         out
     }
@@ -255,7 +221,7 @@ macro_rules! with_bands {
             }
             MatrixView::Int(view) => match (view.format().levels(), view.format().bits()) {
                 (Levels::Codebook, _) => {
-                    let $bands = Codebook(view);
+                    let $bands = Integers::<CODEBOOK>(view);
                     $body
                 }
                 (_, Bits::I8) => {
