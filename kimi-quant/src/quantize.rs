@@ -1,6 +1,6 @@
 //! Float32 weights to group-wise integers.
 //!
-//! All methods are deterministic and treat every group of every row by itself, [`gptq`](crate::quantize::gptq) aside.
+//! All methods are deterministic and treat every group of every row by itself, [`gptq`] aside.
 
 use alloc::vec;
 use alloc::vec::Vec;
