@@ -212,8 +212,14 @@ fn usage_errors_exit_with_two_and_say_what_to_do() {
         (&["run", "--temperature", "-1"], "temperature is -1"),
         (&["run", "--temperature", "nan"], "temperature is NaN"),
         (&["run", "--top-p", "1.0001"], "from 0 to 1"),
+        (&["run", "--top-p", "-0.1"], "from 0 to 1"),
+        (&["run", "--min-p", "nan"], "from 0 to 1"),
         (&["run", "--ram", "8 XB"], "unknown unit"),
-        (&["run", "--prompt", "a", "--context", "1"], "the context is full"),
+        (&["run", "--prompt", "a", "--context", "1"], "0 of 1 tokens are taken and 2 more do not fit"),
+        (
+            &["run", &oracle, "--ids", "1,2,3", "--context", "2", "-n", "0"],
+            "0 of 2 tokens are taken and 3 more",
+        ),
         (&["detokenize", "12x"], "no token id"),
         (&["frobnicate"], "unrecognized"),
     ] {
@@ -232,6 +238,96 @@ fn a_broken_model_exits_with_four() {
     std::fs::write(dir.path().join("config.json"), r#"{"model_type": "llama"}"#).unwrap();
     let (code, message) = failure(&kimi(&["inspect", path]));
     assert!(code == Some(4) && message.contains("`llama`"), "{code:?}: {message}");
+
+    for entry in std::fs::read_dir(kimi_k3_oracle()).unwrap() {
+        let file = entry.unwrap().path();
+        std::fs::copy(&file, dir.path().join(file.file_name().unwrap())).unwrap();
+    }
+    let shard = |number: usize| dir.path().join(format!("model-0000{number}-of-000003.safetensors"));
+    let last = std::fs::OpenOptions::new().write(true).open(shard(3)).unwrap();
+    last.set_len(last.metadata().unwrap().len() - 4096).unwrap();
+    let (code, message) = failure(&kimi(&["run", path, "--ids", "1"]));
+    let expected =
+        message.contains("00003-of-000003.safetensors") && message.contains("4096 bytes are missing");
+    assert!(code == Some(4) && expected, "{code:?}: {message}");
+    std::fs::remove_file(shard(1)).unwrap();
+    std::fs::remove_file(shard(2)).unwrap();
+    let (code, message) = failure(&kimi(&["run", path, "--ids", "1"]));
+    let expected =
+        message.contains("2 of 3 shards are missing: model-00001") && message.contains("model-00002");
+    assert!(code == Some(4) && expected, "{code:?}: {message}");
+}
+
+#[test]
+fn paths_may_hold_spaces_and_any_script() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut names = vec![std::ffi::OsString::from("K 3 – 模型 é")];
+    // Bytes that are no text at all, where file names are bytes.
+    #[cfg(target_os = "linux")]
+    names.push(std::os::unix::ffi::OsStringExt::from_vec(b"K\xff3".to_vec()));
+    for name in names {
+        let model = dir.path().join("my models").join(&name);
+        std::fs::create_dir_all(&model).unwrap();
+        for entry in std::fs::read_dir(kimi_testing::demo_model()).unwrap() {
+            let file = entry.unwrap().path();
+            std::fs::copy(&file, model.join(file.file_name().unwrap())).unwrap();
+        }
+        let (prompt, dump) = (model.join("a prompt.txt"), model.join("all logits.safetensors"));
+        std::fs::write(&prompt, "The king").unwrap();
+        for io in ["pread", "mmap", "direct", "uring"] {
+            let output = Command::new(env!("CARGO_BIN_EXE_kimi-cli"))
+                .args(["run", "-n", "3", "-q", "--io", io])
+                .args([
+                    "--prompt-file".as_ref(),
+                    prompt.as_os_str(),
+                    "--dump-logits".as_ref(),
+                    dump.as_os_str(),
+                ])
+                .arg(&model)
+                .output()
+                .unwrap();
+            assert!(!stdout(&output).trim().is_empty());
+            assert!(std::fs::metadata(&dump).unwrap().len() > 0);
+            std::fs::remove_file(&dump).unwrap();
+        }
+    }
+}
+
+#[test]
+fn as_many_tokens_as_can_be_written_are_as_many_as_fit() {
+    let all = usize::MAX.to_string();
+    let report = json(&kimi(&[
+        "run",
+        "--prompt",
+        "The king",
+        "-n",
+        &all,
+        "--context",
+        "8",
+        "--ignore-eos",
+        "--json",
+        "-q",
+    ]));
+    let count = |field: &str| report[field].as_array().unwrap().len();
+    // The last token is chosen and needs no place any more.
+    assert_eq!(count("prompt_ids") + count("generated_ids"), 9);
+    assert_eq!(report["finish_reason"], "context");
+}
+
+#[test]
+fn the_edges_of_sampling_are_the_greedy_choice() {
+    let greedy = stdout(&kimi(&["run", "-n", "12", "--temperature", "0"]));
+    for edge in [
+        &["--temperature", "1e-9"][..],
+        &["--temperature", "-0.0"],
+        &["--temperature", "1", "--top-p", "0"],
+        &["--temperature", "1", "--top-p", "1e-9"],
+        &["--temperature", "1", "--top-k", "1"],
+        &["--temperature", "1", "--min-p", "1"],
+    ] {
+        let text = stdout(&kimi(&[&["run", "-n", "12"][..], edge].concat()));
+        assert_eq!(text, greedy, "{edge:?}");
+    }
 }
 
 #[test]
@@ -258,6 +354,13 @@ fn tokens_go_there_and_back() {
     let parsed = json(&kimi(&["tokenize", "<|sep|>", "--json", "--parse-special"]));
     assert!(literal["count"].as_u64() > Some(1));
     assert_eq!((&parsed["ids"][0], &parsed["count"]), (&2053.into(), &1.into()));
+
+    // A prompt is text as well, unless the user says otherwise. The first id is that of the beginning.
+    let prompt = ["run", "--prompt", "<|sep|>", "-n", "0", "--json", "-q"];
+    let as_text = json(&kimi(&prompt));
+    assert_eq!(as_text["prompt_ids"].as_array().unwrap()[1..], literal["ids"].as_array().unwrap()[..]);
+    let as_token = json(&kimi(&[&prompt[..], &["--parse-special"]].concat()));
+    assert_eq!(as_token["prompt_ids"], serde_json::json!([2048, 2053]));
 }
 
 #[test]

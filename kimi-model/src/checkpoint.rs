@@ -132,36 +132,37 @@ impl Checkpoint {
     pub(crate) fn vector(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Error> {
         let (name, info) = self.tensor(name)?;
         self.check_shape(&name, shape, info)?;
-        self.read(&name, info)
+        self.read(name, info, shape.iter().product())
     }
 
-    /// Reads the first `len` values of a small tensor that may be padded.
+    /// Reads the first `len` values of a small tensor that may be padded, with anything.
     pub(crate) fn padded_vector(&self, name: &str, len: usize) -> Result<Vec<f32>, Error> {
         let (name, info) = self.tensor(name)?;
-        let found: u64 = info.shape.iter().product();
+        self.read(name, info, len)
+    }
+
+    fn read(&self, name: String, info: TensorInfo<'_>, len: usize) -> Result<Vec<f32>, Error> {
+        let value_bytes = match info.dtype {
+            Dtype::F32 => 4,
+            Dtype::Bf16 => 2,
+            other => return Err(self.wrong_dtype(name, "F32 or BF16", other)),
+        };
+        let found = info.bytes / value_bytes as u64;
         if found < len as u64 {
             let reason = format!("expected at least {len} values, found {found}");
             return Err(Error::Tensor { dir: self.dir.clone(), tensor: name, reason });
         }
-        let mut values = self.read(&name, info)?;
-        values.truncate(len);
-        Ok(values)
-    }
-
-    fn read(&self, name: &str, info: TensorInfo<'_>) -> Result<Vec<f32>, Error> {
-        let mut bytes = vec![0; info.bytes as usize];
+        let mut bytes = vec![0; len * value_bytes];
         self.index.source(info.source).read_at(info.offset, &mut bytes)?;
-        let values: Vec<f32> = match info.dtype {
-            Dtype::F32 => bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
-            Dtype::Bf16 => {
-                let halves = bytes.as_chunks().0.iter();
-                halves.map(|bytes| kimi_quant::Bf16(u16::from_le_bytes(*bytes)).to_f32()).collect()
-            }
-            other => return Err(self.wrong_dtype(name.to_owned(), "F32 or BF16", other)),
+        let values: Vec<f32> = if info.dtype == Dtype::F32 {
+            bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+        } else {
+            let halves = bytes.as_chunks().0.iter();
+            halves.map(|bytes| kimi_quant::Bf16(u16::from_le_bytes(*bytes)).to_f32()).collect()
         };
         if let Some(at) = values.iter().position(|value| !value.is_finite()) {
             let reason = format!("value {at} is {}", values[at]);
-            return Err(Error::Tensor { dir: self.dir.clone(), tensor: name.to_owned(), reason });
+            return Err(Error::Tensor { dir: self.dir.clone(), tensor: name, reason });
         }
         Ok(values)
     }

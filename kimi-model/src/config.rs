@@ -162,6 +162,9 @@ const MAX_EXPERTS: usize = 1 << 16;
 const MAX_VOCAB: usize = 1 << 24;
 const MAX_POSITIONS: usize = 1 << 40;
 
+/// The most blocks of Attention Residuals; K3 has 8.
+pub(crate) const MAX_BLOCKS: usize = 63;
+
 /// Assumed where a file names no longest sequence: K3's own limit.
 const DEFAULT_POSITIONS: usize = 1 << 20;
 
@@ -204,7 +207,7 @@ impl Config {
             intermediate_size: text.size("intermediate_size", MAX_WIDTH)?,
             moe: moe(&text)?,
             situ: situ(&text)?,
-            attn_res_block_size: text.optional_size("attn_res_block_size", MAX_LAYERS)?,
+            attn_res_block_size: block_size(&text)?,
             max_position_embeddings: positions,
             tie_word_embeddings: tie.unwrap_or(false),
             bos_token_id: top_bos.or(text_bos),
@@ -217,6 +220,19 @@ impl Config {
     /// How many layers have the given kind of attention.
     pub fn attention_layers(&self, kind: AttentionKind) -> usize {
         self.layers.iter().filter(|layer| layer.attention == kind).count()
+    }
+}
+
+fn block_size(text: &Fields<'_>) -> Result<Option<usize>, ConfigError> {
+    let field = "attn_res_block_size";
+    let size = text.optional_size(field, MAX_LAYERS)?;
+    let layers = text.size("num_hidden_layers", MAX_LAYERS)?;
+    match size {
+        Some(size) if layers.div_ceil(size) > MAX_BLOCKS => {
+            let reason = format!("{layers} layers would make more than {MAX_BLOCKS} blocks");
+            Err(text.unsupported(field, &size.to_string(), &reason))
+        }
+        size => Ok(size),
     }
 }
 
@@ -490,6 +506,57 @@ mod tests {
             let message = parse(&value).unwrap_err().to_string();
             assert!(message.contains(field), "{field} = {bad}: {message}");
         }
+    }
+
+    /// Whatever stands in a field, or if nothing does: the configuration is read, or the message says where to look.
+    #[test]
+    fn any_field_may_be_missing_or_hold_anything() {
+        let anything = [
+            Value::Null,
+            json!(0),
+            json!(-1),
+            json!(1e300),
+            json!(u64::MAX),
+            json!("x"),
+            json!([]),
+            json!([0]),
+            json!({}),
+            json!(true),
+        ];
+        let mut of_text = small();
+        let mut fields: Vec<_> = text(&mut of_text).keys().map(|field| (false, field.clone())).collect();
+        let linear = of_text["text_config"]["linear_attn_config"].as_object().unwrap();
+        fields.extend(linear.keys().map(|field| (true, field.clone())));
+        for (nested, field) in fields {
+            for value in anything.iter().map(Some).chain([None]) {
+                let mut config = small();
+                let mut map = text(&mut config);
+                if nested {
+                    map = map["linear_attn_config"].as_object_mut().unwrap();
+                }
+                match value {
+                    Some(value) => map.insert(field.clone(), value.clone()),
+                    None => map.remove(&field),
+                };
+                if let Err(error) = parse(&config) {
+                    let message = error.to_string();
+                    let says = message.contains(&field) || message.contains("layer");
+                    assert!(says, "{field}: {value:?}: {message}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn more_blocks_than_a_mix_can_take_are_refused() {
+        let mut value = small();
+        text(&mut value)["num_hidden_layers"] = json!(64);
+        text(&mut value)["linear_attn_config"]["kda_layers"] = (1..64).collect();
+        text(&mut value)["linear_attn_config"]["full_attn_layers"] = json!([64]);
+        assert_eq!(parse(&value).unwrap().attn_res_block_size, Some(2));
+        text(&mut value)["attn_res_block_size"] = json!(1);
+        let message = parse(&value).unwrap_err().to_string();
+        assert!(message.contains("attn_res_block_size") && message.contains("64 layers"), "{message}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use kimi_paging::{
     memory_limit,
 };
 
+use crate::config::MAX_BLOCKS;
 use crate::error::Error;
 use crate::kv::KvFormat;
 use crate::layer::Routing;
@@ -18,7 +19,7 @@ use crate::session::{LOG_COLUMNS, Session, SessionSizes};
 use crate::weights::{BytesRead, ReadCounter, Weights};
 
 /// Sources that a mix of Attention Residuals can have: the kept blocks and the running sum.
-pub(crate) const MAX_SOURCES: usize = 64;
+pub(crate) const MAX_SOURCES: usize = MAX_BLOCKS + 1;
 
 /// The share of the machine's memory limit that is used when nobody says how much: 7/8.
 const DEFAULT_SHARE: (u64, u64) = (7, 8);
@@ -31,7 +32,7 @@ pub struct EngineOptions {
     pub ram_bytes: Option<u64>,
     /// Tokens that a session must be able to hold.
     pub positions: usize,
-    /// Columns of the widest pass; less where memory is short.
+    /// Columns of the widest pass; not more than `positions`, and less where memory is short.
     pub columns: usize,
     /// Compute threads; `None` takes what affinity and CPU quota allow.
     pub threads: Option<usize>,

@@ -133,9 +133,8 @@ pub fn generate(
     if prompt.is_empty() {
         return Err(Error::EmptyPrompt);
     }
-    let needed = prompt.len() + options.max_tokens.min(1);
-    if session.position() + needed > session.capacity() + 1 {
-        let (capacity, position) = (session.capacity(), session.position());
+    let (capacity, position) = (session.capacity(), session.position());
+    if prompt.len() > capacity - position {
         return Err(Error::ContextFull { capacity, position, tokens: prompt.len() });
     }
     let mut text = Text::new(tokenizer, &options.stop)?;

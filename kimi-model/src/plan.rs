@@ -7,7 +7,7 @@ use kimi_kernels::{Kernels, LANES};
 use kimi_paging::{Backend, Ring, RingBuilder, Slots, Source, Tape};
 
 use crate::config::Config;
-use crate::engine::{EngineOptions, MAX_SOURCES};
+use crate::engine::EngineOptions;
 use crate::error::Error;
 use crate::kv::KvFormat;
 use crate::layer::{self, Routing};
@@ -18,6 +18,9 @@ const MIB: u64 = 1 << 20;
 
 /// Tiles and depth of the ring where memory allows, and where it is short.
 const RING: [(u64, usize); 4] = [(4 * MIB, 8), (4 * MIB, 4), (MIB, 4), (256 << 10, 4)];
+
+/// The widest pass that is ever planned, so that the sizes of its buffers stay in range.
+const MAX_COLUMNS: usize = 1 << 16;
 
 /// Expert slots where memory allows, and where it is short.
 const SLOTS: [usize; 2] = [4, 2];
@@ -65,7 +68,7 @@ pub struct Plan {
 impl Plan {
     /// Bytes of all items.
     pub fn total_bytes(&self) -> u64 {
-        self.items.iter().map(|item| item.bytes).sum()
+        self.items.iter().map(|item| item.bytes).fold(0, u64::saturating_add)
     }
 }
 
@@ -112,7 +115,7 @@ impl Planner<'_> {
         }
         let fits = |plan: &Plan| plan.total_bytes() <= self.limit_bytes;
         let base = self.split(1, RING[0], SLOTS[0])?;
-        let mut columns = self.options.columns.max(1);
+        let mut columns = self.options.columns.min(self.options.positions).clamp(1, MAX_COLUMNS);
         while columns > 1 {
             let plan = self.split(columns, RING[0], SLOTS[0])?;
             // Wide passes save reads of a prompt; memory beyond this share saves more as pinned trunk.
@@ -256,7 +259,7 @@ impl WorkSizes {
         let packed = [kernels.packed_len(config.hidden_size, columns), kernels.packed_len(inner, columns)];
         Self {
             stream,
-            blocks: blocks.min(MAX_SOURCES) * stream,
+            blocks: blocks * stream,
             phase: layer::phase_floats(config, columns).max(tile),
             packed,
             tile,

@@ -67,7 +67,7 @@ impl Sampler {
         Ok(Self { options, state: seed, candidates: Vec::new(), probabilities: Vec::new() })
     }
 
-    /// The id of the next token.
+    /// The id of the next token. Logits must be finite, as those of a pass always are: of others, any may be taken.
     ///
     /// # Panics
     /// If there are no logits.

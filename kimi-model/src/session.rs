@@ -120,8 +120,9 @@ impl SessionSizes {
 
     /// Bytes of the latents of all positions, in whole blocks.
     pub(crate) fn kv_bytes(&self) -> u64 {
-        let values = self.mla_layers * self.positions.div_ceil(KV_BLOCK) * KV_BLOCK * self.kv_row;
-        (values * self.kv_format.value_bytes()) as u64
+        let positions = self.positions.checked_next_multiple_of(KV_BLOCK).unwrap_or(usize::MAX);
+        let position_bytes = self.mla_layers * self.kv_row * self.kv_format.value_bytes();
+        (positions as u64).saturating_mul(position_bytes as u64)
     }
 }
 

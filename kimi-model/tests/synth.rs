@@ -396,6 +396,7 @@ fn a_model_that_no_drive_holds_is_refused_before_it_is_begun() {
     config["text_config"]["num_experts"] = Value::Null;
     config["text_config"]["intermediate_size"] = (1 << 20).into();
     config["text_config"]["hidden_size"] = (1 << 20).into();
+    config["text_config"]["attn_res_block_size"] = 4096.into();
     let (options, begun) = (SynthOptions::default(), |_| panic!("nothing is written"));
     let error = synthesize(&geometry(&config), &dir, options, &begun, &AtomicBool::new(false)).unwrap_err();
     assert!(matches!(error, SynthError::NoSpace { needed, .. } if needed > 1 << 54), "{error}");

@@ -37,7 +37,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<Exit> {
     let prompt = Prompt::new(args, tokenizer.as_ref(), model.config().bos_token_id)?;
 
     let context = args.engine.context.min(model.config().max_position_embeddings);
-    let positions = context.min(prompt.ids.len() + args.max_tokens.max(1));
+    let positions = context.min(prompt.ids.len().saturating_add(args.max_tokens.max(1)));
     let mut engine_options = EngineOptions::default();
     engine_options.ram_bytes = args.engine.ram;
     engine_options.positions = positions;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use kimi_model::{Engine, EngineOptions, LogitSink, Logits, Model, Observer, PassOptions, Session};
-use kimi_paging::{FileSource, Source};
+use kimi_paging::{FileSource, MmapSource, Source};
 
 /// The tensors of a golden file: F32 as they are, I64 as floats.
 pub(crate) fn golden(dir: &Path) -> BTreeMap<String, Vec<f32>> {
@@ -32,13 +32,21 @@ pub(crate) fn open(dir: &Path) -> Arc<Model> {
     Arc::new(Model::open(dir, &mut |path| Ok(Arc::new(FileSource::open(path)?) as Arc<dyn Source>)).unwrap())
 }
 
+pub(crate) fn open_with(dir: &Path, open: impl Fn(&Path) -> Arc<dyn Source>) -> Arc<Model> {
+    Arc::new(Model::open(dir, &mut |path| Ok(open(path))).unwrap())
+}
+
 pub(crate) fn engine(dir: &Path, change: impl FnOnce(&mut EngineOptions)) -> Engine {
+    engine_of(open(dir), change)
+}
+
+pub(crate) fn engine_of(model: Arc<Model>, change: impl FnOnce(&mut EngineOptions)) -> Engine {
     let mut options = EngineOptions::default();
     options.columns = 32;
     options.positions = 128;
     options.ram_bytes = Some(4 << 30);
     change(&mut options);
-    Engine::new(open(dir), &options).unwrap()
+    Engine::new(model, &options).unwrap()
 }
 
 /// Collects logits column by column.
@@ -149,6 +157,31 @@ impl safetensors::View for &Tensor {
     fn data_len(&self) -> usize {
         self.bytes.len()
     }
+}
+
+/// Copies the files of a checkpoint into `to`.
+pub(crate) fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+    }
+}
+
+type OpenReader = fn(&Path) -> Arc<dyn Source>;
+
+/// Every way to read the files of a checkpoint.
+pub(crate) const READERS: [(&str, OpenReader); 3] = [
+    ("pread", |path| Arc::new(FileSource::open(path).unwrap())),
+    ("direct", |path| Arc::new(FileSource::open_direct(path).unwrap())),
+    ("mmap", |path| Arc::new(mapped(path))),
+];
+
+#[expect(unsafe_code, reason = "tests map files of their own, or fixtures that nobody writes to")]
+fn mapped(path: &Path) -> MmapSource {
+    // SAFETY: the files are committed fixtures, which nobody changes, or copies of one test, which touches no view of a
+    // range that it has cut off.
+    unsafe { MmapSource::open(path).unwrap() }
 }
 
 /// Copies a checkpoint into `to` as one file without an index, changed on the way.
