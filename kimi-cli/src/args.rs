@@ -1,10 +1,14 @@
 //! The command line: typed arguments, no I/O.
 
+mod pack;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kimi_kernels::Isa;
-use kimi_model::KvFormat;
+use kimi_model::{Arith, Check, KvFormat};
+
+pub(crate) use pack::{PackArgs, UnpackArgs, VerifyArgs};
 
 /// Run Kimi K3 on an ordinary CPU.
 #[derive(Debug, Parser)]
@@ -26,6 +30,12 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Make a model with random weights, of full size or of any other
     Synth(SynthArgs),
+    /// Store a model in fewer bytes, in the order in which they are read
+    Pack(PackArgs),
+    /// Turn a packed model back into a checkpoint as released
+    Unpack(UnpackArgs),
+    /// Check every byte of a model
+    Verify(VerifyArgs),
 }
 
 /// How files are read.
@@ -134,6 +144,12 @@ pub(crate) struct EngineArgs {
     /// Number format of the latents that attention reads: f32 or bf16
     #[arg(long, value_name = "FORMAT", default_value = "f32")]
     pub(crate) kv: KvFormat,
+    /// exact multiplies float32 activations; fast rounds them to int8 where weights are integers or packed MXFP4
+    #[arg(long, value_name = "TIER", default_value = "exact")]
+    pub(crate) arith: Arith,
+    /// Which tiles of a packed model are checked when they are read: none, sampled (one in 16) or all
+    #[arg(long, value_name = "HOW", default_value = "sampled")]
+    pub(crate) check: Check,
     /// Longest sequence
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = parse_positive)]
     pub(crate) context: usize,

@@ -2,6 +2,9 @@
 
 pub(crate) mod detokenize;
 pub(crate) mod inspect;
+pub(crate) mod pack;
 pub(crate) mod run;
 pub(crate) mod synth;
 pub(crate) mod tokenize;
+pub(crate) mod unpack;
+pub(crate) mod verify;

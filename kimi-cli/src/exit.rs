@@ -65,14 +65,18 @@ fn classify(error: &anyhow::Error) -> Exit {
 fn classify_model(error: &Error) -> Exit {
     match error {
         Error::DoesNotFit { .. } => Exit::DoesNotFit,
-        Error::Config { .. } | Error::Format(_) | Error::MissingTensor { .. } | Error::Tensor { .. } => {
-            Exit::Corrupt
-        }
+        Error::Config { .. }
+        | Error::Format(_)
+        | Error::Manifest { .. }
+        | Error::MissingTensor { .. }
+        | Error::Tensor { .. }
+        | Error::Tile { .. } => Exit::Corrupt,
         Error::Paging(
             Paging::Shard { .. } | Paging::Index { .. } | Paging::Tape { .. } | Paging::ShortRead { .. },
         ) => Exit::Corrupt,
         Error::EmptyPrompt
         | Error::StopText { .. }
+        | Error::Pack { .. }
         | Error::Sampler(_)
         | Error::Token { .. }
         | Error::UnsupportedIsa { .. }

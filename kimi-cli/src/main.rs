@@ -4,6 +4,7 @@ mod args;
 mod commands;
 mod exit;
 mod interrupt;
+mod progress;
 mod source;
 mod status;
 mod text;
@@ -22,6 +23,9 @@ fn main() -> ExitCode {
         Command::Detokenize(args) => commands::detokenize::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Synth(args) => commands::synth::run(&args),
+        Command::Pack(args) => commands::pack::run(&args),
+        Command::Unpack(args) => commands::unpack::run(&args),
+        Command::Verify(args) => commands::verify::run(&args),
     };
     exit::report(done)
 }

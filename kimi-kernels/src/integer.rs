@@ -25,9 +25,35 @@ pub struct IntegerBuffers {
     codes: Vec<[i8; 4]>,
     scales: Vec<f32>,
     sums: Vec<i32>,
+    k: usize,
+    count: usize,
+    group: usize,
+}
+
+/// Groups of four codes and scales that so many columns need at most, whatever the group.
+fn sizes(k: usize, count: usize) -> Option<(usize, usize)> {
+    let codes = (k.div_ceil(BLOCK_COLUMNS) * BLOCK_COLUMNS / 4).checked_mul(count)?;
+    Some((codes, k.div_ceil(BLOCK_COLUMNS).checked_mul(count)?))
 }
 
 impl IntegerBuffers {
+    /// Buffers that hold up to `count` columns of up to `k` values without growing; their product is what counts.
+    pub fn with_capacity(k: usize, count: usize) -> Self {
+        let (codes, groups) = sizes(k, count).unwrap_or((0, 0));
+        Self {
+            codes: Vec::with_capacity(codes),
+            scales: Vec::with_capacity(groups),
+            sums: Vec::with_capacity(groups),
+            ..Self::default()
+        }
+    }
+
+    /// Bytes of such buffers.
+    pub fn bytes(k: usize, count: usize) -> u64 {
+        sizes(k, count)
+            .map_or(u64::MAX, |(codes, groups)| (codes as u64 * 4).saturating_add(groups as u64 * 8))
+    }
+
     /// Quantizes columns of length `k` in groups of 32, 64 or 128: the group of the weights that they will meet. Memory grows to
     /// what is needed and stays.
     ///
@@ -53,22 +79,28 @@ impl IntegerBuffers {
         self.codes.resize(count * padded, [0; 4]);
         self.scales.resize(count * groups, 0.0);
         self.sums.resize(count * groups, 0);
+        (self.k, self.count, self.group) = (k, count, group);
         if count > 0 && k > 0 {
-            let scales_and_sums: Vec<_> =
-                self.scales.chunks_exact_mut(groups).zip(self.sums.chunks_exact_mut(groups)).collect();
-            let mut targets: Vec<_> = self.codes.chunks_exact_mut(padded).zip(scales_and_sums).collect();
-            threads.chunks(&mut targets, 1, |c, target| {
-                let (codes, (scales, sums)) = &mut target[0];
+            threads.chunk_pairs((&mut self.codes, padded), (&mut self.scales, groups), |c, codes, scales| {
                 let codes = codes.as_flattened_mut();
                 codes[k..].fill(0);
-                let x = &values[c * k..][..k];
-                activations::quantize_column(x, group, &mut codes[..k], scales);
-                for (sum, codes) in sums.iter_mut().zip(codes[..k].chunks(group)) {
+                activations::quantize_column(&values[c * k..][..k], group, &mut codes[..k], scales);
+            });
+            let codes = &self.codes;
+            threads.chunks(&mut self.sums, groups, |c, sums| {
+                let codes = codes[c * padded..][..padded].as_flattened();
+                for (sum, codes) in sums.iter_mut().zip(codes.chunks(group)) {
                     *sum = codes.iter().map(|&code| i32::from(code)).sum();
                 }
             });
         }
-        Ok(IntegerColumns { k, count, group, codes: &self.codes, scales: &self.scales, sums: &self.sums })
+        Ok(self.columns())
+    }
+
+    /// What was quantized last; no columns if nothing was.
+    pub fn columns(&self) -> IntegerColumns<'_> {
+        let Self { codes, scales, sums, k, count, group } = self;
+        IntegerColumns { k: *k, count: *count, group: *group, codes, scales, sums }
     }
 }
 

@@ -7,6 +7,7 @@ use kimi_paging::{Dtype, Extent, Source, TensorIndex, TensorInfo};
 use kimi_quant::{Encoding, mxfp4};
 
 use crate::error::Error;
+use crate::packed::{BLOCK, BankInfo, Manifest, ROW_MULTIPLE, RecordLayout, TileCut};
 
 /// Where the tensors of a model come from.
 ///
@@ -26,6 +27,8 @@ pub struct Checkpoint {
     index: TensorIndex,
     prefix: &'static str,
     dir: PathBuf,
+    /// What a packed model is made of.
+    manifest: Option<Manifest>,
 }
 
 /// A matrix as it lies in the files.
@@ -39,6 +42,26 @@ pub(crate) struct StoredMatrix {
     pub(crate) weights: Extent,
     /// The scales of an encoding that has a plane of them.
     pub(crate) scales: Option<Extent>,
+    /// The tiles of a packed matrix; `weights` covers them all.
+    pub(crate) tiles: Option<TileCut>,
+}
+
+impl StoredMatrix {
+    /// Bytes of what is read at least at a time: a row, or a tile.
+    pub(crate) fn row_bytes(&self) -> u64 {
+        match self.tiles {
+            Some(cut) => cut.stride as u64,
+            None => self.weights.len / (self.rows as u64).max(1),
+        }
+    }
+}
+
+/// The experts of a layer in a packed model: one record each, one behind the other.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StoredBank {
+    pub(crate) encoding: Encoding,
+    pub(crate) records: Extent,
+    pub(crate) layout: RecordLayout,
 }
 
 impl Checkpoint {
@@ -47,12 +70,26 @@ impl Checkpoint {
     /// # Errors
     /// [`Error::MissingTensor`] when no prefix holds an embedding.
     pub fn new(index: TensorIndex, dir: &Path) -> Result<Self, Error> {
+        Self::with_manifest(index, dir, None)
+    }
+
+    /// Wraps the index of a model that is packed if there is a manifest.
+    pub(crate) fn with_manifest(
+        index: TensorIndex,
+        dir: &Path,
+        manifest: Option<Manifest>,
+    ) -> Result<Self, Error> {
         const EMBEDDING: &str = "model.embed_tokens.weight";
         let found = PREFIXES.into_iter().find(|prefix| index.find(&format!("{prefix}{EMBEDDING}")).is_some());
         match found {
-            Some(prefix) => Ok(Self { index, prefix, dir: dir.to_path_buf() }),
+            Some(prefix) => Ok(Self { index, prefix, dir: dir.to_path_buf(), manifest }),
             None => Err(Error::MissingTensor { dir: dir.to_path_buf(), tensor: EMBEDDING.to_owned() }),
         }
+    }
+
+    /// The manifest of a packed model.
+    pub(crate) fn manifest(&self) -> Option<&Manifest> {
+        self.manifest.as_ref()
     }
 
     /// The index.
@@ -94,6 +131,9 @@ impl Checkpoint {
 
     /// The matrix `base.weight`, or `base.weight_packed` with its scales where experts are MXFP4.
     pub(crate) fn matrix(&self, base: &str, rows: usize, cols: usize) -> Result<StoredMatrix, Error> {
+        if self.manifest.is_some() {
+            return self.tiled(&format!("{base}.weight"), rows, cols);
+        }
         if self.has(&format!("{base}.weight_packed")) {
             return self.mxfp4(base, rows, cols);
         }
@@ -105,7 +145,7 @@ impl Checkpoint {
         };
         self.check_shape(&name, &[rows, cols], info)?;
         let weights = extent(info);
-        Ok(StoredMatrix { name, encoding, rows, cols, weights, scales: None })
+        Ok(StoredMatrix { name, encoding, rows, cols, weights, scales: None, tiles: None })
     }
 
     fn mxfp4(&self, base: &str, rows: usize, cols: usize) -> Result<StoredMatrix, Error> {
@@ -125,7 +165,74 @@ impl Checkpoint {
         self.check_shape(&name, &[rows, cols / 2], codes)?;
         self.check_shape(&scale_name, &[rows, cols / mxfp4::GROUP_SIZE], scales)?;
         let (weights, scales) = (extent(codes), Some(extent(scales)));
-        Ok(StoredMatrix { name, encoding: Encoding::Mxfp4, rows, cols, weights, scales })
+        Ok(StoredMatrix { name, encoding: Encoding::Mxfp4, rows, cols, weights, scales, tiles: None })
+    }
+
+    /// A matrix of a packed model.
+    pub(crate) fn tiled(&self, name: &str, rows: usize, cols: usize) -> Result<StoredMatrix, Error> {
+        let (name, info) = self.tensor(name)?;
+        let refuse = |reason| Error::Tensor { dir: self.dir.clone(), tensor: name.clone(), reason };
+        let listed = self.manifest.as_ref().and_then(|manifest| manifest.matrices.get(&name));
+        let listed = listed.ok_or_else(|| refuse("is not listed in kimi.json".to_owned()))?;
+        if [listed.rows, listed.cols] != [rows, cols] {
+            let found = [listed.rows, listed.cols];
+            return Err(refuse(format!("expected shape {:?}, kimi.json has {found:?}", [rows, cols])));
+        }
+        let encoding = listed.encoding.parse::<Encoding>().map_err(|error| refuse(error.to_string()))?;
+        let (tiles, stride) = self.blob(&name, info)?;
+        let cut = TileCut { rows: listed.tile_rows, stride };
+        if cut.rows == 0 || !cut.rows.is_multiple_of(ROW_MULTIPLE) || tiles != rows.div_ceil(cut.rows) as u64
+        {
+            return Err(refuse(format!("{tiles} tiles of {} rows are not {rows} rows", cut.rows)));
+        }
+        Ok(StoredMatrix { encoding, rows, cols, weights: extent(info), scales: None, tiles: Some(cut), name })
+    }
+
+    /// The experts of a layer in a packed model.
+    pub(crate) fn bank(
+        &self,
+        name: &str,
+        [count, inner, width]: [usize; 3],
+    ) -> Result<(String, StoredBank), Error> {
+        let (name, info) = self.tensor(name)?;
+        let refuse = |reason| Error::Tensor { dir: self.dir.clone(), tensor: name.clone(), reason };
+        let listed = self.manifest.as_ref().and_then(|manifest| manifest.experts.get(&name));
+        let BankInfo { encoding, count: experts, inner: rows, width: cols, .. } =
+            listed.ok_or_else(|| refuse("is not listed in kimi.json".to_owned()))?;
+        if [*experts, *rows, *cols] != [count, inner, width] {
+            let (expected, found) = ([count, inner, width], [*experts, *rows, *cols]);
+            return Err(refuse(format!("expected experts of {expected:?}, kimi.json has {found:?}")));
+        }
+        let encoding = encoding.parse::<Encoding>().map_err(|error| refuse(error.to_string()))?;
+        if matches!(encoding, Encoding::Bf12 | Encoding::Mxfp4) {
+            return Err(refuse(format!("experts are not stored as {encoding}")));
+        }
+        let layout = RecordLayout::new(encoding, inner, width)?;
+        let (records, stride) = self.blob(&name, info)?;
+        if records != count as u64 || stride != layout.stride() {
+            let expected = layout.stride();
+            return Err(refuse(format!(
+                "expected {count} records of {expected} bytes, found {records} of {stride}"
+            )));
+        }
+        Ok((name, StoredBank { encoding, records: extent(info), layout }))
+    }
+
+    /// The number of tiles of a tensor and their distance.
+    fn blob(&self, name: &str, info: TensorInfo<'_>) -> Result<(u64, usize), Error> {
+        if info.dtype != Dtype::U8 {
+            return Err(self.wrong_dtype(name.to_owned(), "U8 (tiles)", info.dtype));
+        }
+        match *info.shape {
+            [tiles, stride] if stride > 0 && stride.is_multiple_of(BLOCK as u64) => {
+                // Checked against the file when it was indexed.
+                Ok((tiles, stride as usize))
+            }
+            _ => {
+                let reason = format!("expected tiles of whole blocks, found shape {:?}", info.shape);
+                Err(Error::Tensor { dir: self.dir.clone(), tensor: name.to_owned(), reason })
+            }
+        }
     }
 
     /// Reads a small tensor of `shape` as float32. Dimensions of 1 may be missing or added.

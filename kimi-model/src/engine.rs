@@ -14,9 +14,10 @@ use crate::kv::KvFormat;
 use crate::layer::Routing;
 use crate::layout::MAX_PARTS;
 use crate::model::Model;
+use crate::operand::{Arith, OperandBuffers};
 use crate::plan::{PROCESS_ITEMS, Plan, Planner, WorkSizes, ring};
 use crate::session::{LOG_COLUMNS, Session, SessionSizes};
-use crate::weights::{BytesRead, ReadCounter, Weights};
+use crate::weights::{BytesRead, Check, Checker, ReadCounter, Weights};
 
 /// Sources that a mix of Attention Residuals can have: the kept blocks and the running sum.
 pub(crate) const MAX_SOURCES: usize = MAX_BLOCKS + 1;
@@ -40,6 +41,10 @@ pub struct EngineOptions {
     pub isa: Option<Isa>,
     /// Number format of the latents.
     pub kv: KvFormat,
+    /// How weights and activations are multiplied.
+    pub arith: Arith,
+    /// Which tiles of a packed model are checked when they are read.
+    pub check: Check,
     /// Who reads, and how many reads are under way at once.
     pub read: ReadSettings,
 }
@@ -53,6 +58,8 @@ impl Default for EngineOptions {
             threads: None,
             isa: None,
             kv: KvFormat::F32,
+            arith: Arith::Exact,
+            check: Check::Sampled,
             read: ReadSettings::threads(Readers::DEFAULT_THREADS),
         }
     }
@@ -86,7 +93,7 @@ pub(crate) struct Workspace {
     pub(crate) blocks: LeasedVec<f32>,
     pub(crate) blocks_kept: usize,
     pub(crate) phase: LeasedVec<f32>,
-    pub(crate) packed: [LeasedVec<f32>; 2],
+    pub(crate) operands: [OperandBuffers; 2],
     pub(crate) routing: Routing,
     pub(crate) logits: LeasedVec<f32>,
     pub(crate) embedding_row: LeasedVec<u8>,
@@ -103,12 +110,14 @@ impl Workspace {
             blocks: floats(sizes.blocks)?,
             blocks_kept: 0,
             phase: floats(sizes.phase)?,
-            packed: [floats(sizes.packed[0])?, floats(sizes.packed[1])?],
+            operands: [
+                OperandBuffers::new(&sizes.operands[0], budget)?,
+                OperandBuffers::new(&sizes.operands[1], budget)?,
+            ],
             routing: Routing::new(model.config.moe.as_ref(), columns, budget)?,
             logits: floats(sizes.logits)?,
             embedding_row: {
-                let embedding = &model.layout.embedding;
-                let row = embedding.weights.len / (embedding.rows as u64).max(1);
+                let row = model.layout.embedding.row_bytes();
                 budget.zeroed(row as usize, "activations")?
             },
         })
@@ -162,11 +171,14 @@ impl Engine {
                 Some(slots.keep_mapped(plan.all_pinned && count == model.layout.expert_count()))
             }
         };
-        let sizes = WorkSizes::new(&model.config, kernels, plan.columns, options.kv);
+        let sizes = WorkSizes::new(&model.config, kernels, plan.columns, options);
         let scratch_lease =
             budget.lease(sizes.scratch as u64 * 4 * threads.count() as u64, "scratch of threads")?;
         let weights = Weights {
             kernels,
+            arith: options.arith,
+            checker: Checker::new(options.check),
+            dir: model.checkpoint.dir().to_path_buf(),
             scratch: Scratch::new(&threads, sizes.scratch),
             _scratch_lease: scratch_lease,
             threads,
@@ -218,6 +230,11 @@ impl Engine {
     /// The instruction set in use.
     pub fn isa(&self) -> Isa {
         self.weights.kernels.isa()
+    }
+
+    /// The tier of arithmetic in use.
+    pub fn arith(&self) -> Arith {
+        self.weights.arith
     }
 
     /// Compute threads in use.

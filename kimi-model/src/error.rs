@@ -92,6 +92,34 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+    /// The manifest of a packed model that cannot be used.
+    #[error("{}: {reason}", path.display())]
+    Manifest {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A model that cannot be packed, or not there.
+    #[error("{}: {reason}", dir.display())]
+    Pack {
+        /// The folder.
+        dir: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// A damaged tile of a packed model.
+    #[error("{}: tensor `{tensor}`, tile {tile}: {reason}; `kimi-cli verify` checks the whole model", file.display())]
+    Tile {
+        /// The file, or the folder.
+        file: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// The number of the tile, from 0; of experts that of the expert.
+        tile: usize,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The limit is below what the model needs.
     #[error("the model needs {:.1} MB, {:.1} MB are allowed:\n{plan}", *needed as f64 / 1e6, plan.limit_bytes as f64 / 1e6)]
     DoesNotFit {

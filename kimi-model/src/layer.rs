@@ -9,11 +9,12 @@ mod moe;
 
 use std::sync::atomic::AtomicBool;
 
-use kimi_kernels::{Columns, Kernels, Threads};
+use kimi_kernels::Threads;
 use kimi_paging::TensorIndex;
 
 use crate::config::Config;
 use crate::error::Error;
+use crate::operand::OperandBuffers;
 use crate::weights::Weights;
 
 pub(crate) use kda::replay;
@@ -27,8 +28,8 @@ pub(crate) struct Step<'a> {
     pub(crate) cancel: &'a AtomicBool,
     /// Working memory of at least [`phase_floats`] values.
     pub(crate) phase: &'a mut [f32],
-    /// Packed copies of a layer's input and of whatever is multiplied inside the layer.
-    pub(crate) packed: [&'a mut [f32]; 2],
+    /// For a layer's input, and for whatever is multiplied inside the layer.
+    pub(crate) operands: [&'a mut OperandBuffers; 2],
     pub(crate) routing: &'a mut Routing,
     /// Columns of the pass.
     pub(crate) columns: usize,
@@ -55,17 +56,6 @@ pub(crate) fn longest_columns(config: &Config) -> [usize; 2] {
     });
     let inner = kda.max(mla).max(moe).max(config.intermediate_size);
     [inner, inner.max(config.hidden_size)]
-}
-
-/// `values` as columns of length `k`, with a packed copy in `buffer` where the kernels want one.
-pub(crate) fn columns<'a>(
-    kernels: Kernels,
-    threads: &Threads,
-    values: &'a [f32],
-    k: usize,
-    buffer: &'a mut [f32],
-) -> Result<Columns<'a>, Error> {
-    Ok(kernels.columns(threads, values, k, buffer)?)
 }
 
 /// Turns results that lie row after row, `columns` values to a row, into columns of `rows` values.

@@ -1,12 +1,15 @@
 //! The model laid out for execution: small vectors in memory, big matrices on the tape in the order of their use.
 
+use std::sync::Arc;
+
 use kimi_kernels::reference;
 use kimi_paging::{Entry, Extent, Run, Slots, SourceId, TemplateId, TensorIndex};
 use kimi_quant::Encoding;
 
-use crate::checkpoint::{Checkpoint, StoredMatrix};
+use crate::checkpoint::{Checkpoint, StoredBank, StoredMatrix};
 use crate::config::{AttentionKind, Config, FeedForwardKind, KdaConfig, MlaConfig, MoeConfig};
 use crate::error::Error;
+use crate::packed::TileCut;
 
 /// A matrix on the tape.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,18 +21,14 @@ pub(crate) struct TapeMatrix {
     pub(crate) encoding: Encoding,
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-}
-
-impl TapeMatrix {
-    /// Bytes of one row.
-    pub(crate) fn row_bytes(&self) -> u64 {
-        self.cols as u64 * if self.encoding == Encoding::Bf16 { 2 } else { 4 }
-    }
-
-    /// Bytes of all rows.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.rows as u64 * self.row_bytes()
-    }
+    /// The tiles of a packed matrix.
+    pub(crate) tiles: Option<TileCut>,
+    /// The tensor, for errors and as the seed of checksums.
+    pub(crate) name: Arc<str>,
+    /// Bytes of what is read at least at a time: a row, or a tile.
+    pub(crate) row_bytes: u64,
+    /// Bytes of the whole matrix.
+    pub(crate) bytes: u64,
 }
 
 /// The whole model.
@@ -41,6 +40,7 @@ pub(crate) struct Layout {
     pub(crate) final_norm: Vec<f32>,
     pub(crate) lm_head: MatrixId,
     pub(crate) embedding: StoredMatrix,
+    pub(crate) embedding_entry: Entry,
     pub(crate) matrices: Vec<TapeMatrix>,
     pub(crate) entries: Vec<Entry>,
 }
@@ -142,8 +142,19 @@ pub(crate) struct ExpertBank {
     pub(crate) inner: usize,
     /// The layer's number, as the names spell it.
     pub(crate) layer: u32,
-    /// Name patterns of the parts of one expert: gate, up and down matrix, each with its scales where it has some.
-    pub(crate) templates: Vec<TemplateId>,
+    /// The tensor of a packed model, or what the names of all experts begin with.
+    pub(crate) name: Arc<str>,
+    pub(crate) storage: ExpertStorage,
+}
+
+/// Where the experts of a layer lie.
+#[derive(Debug)]
+pub(crate) enum ExpertStorage {
+    /// In tensors of their own: name patterns of the parts of one expert, gate, up and down matrix, each with its scales
+    /// where it has some.
+    Tensors(Vec<TemplateId>),
+    /// In the records of one tensor.
+    Records(StoredBank),
 }
 
 /// Three matrices with two planes each.
@@ -181,7 +192,8 @@ impl Layout {
         };
         let final_norm = checkpoint.vector("model.norm.weight", &[hidden])?;
         let TapeBuilder { matrices, entries, .. } = tape;
-        Ok(Self { layers, output_mix, final_norm, lm_head, embedding, matrices, entries })
+        let embedding_entry = Entry::new(embedding.weights, embedding.row_bytes());
+        Ok(Self { layers, output_mix, final_norm, lm_head, embedding, embedding_entry, matrices, entries })
     }
 
     fn banks(&self) -> impl Iterator<Item = &ExpertBank> {
@@ -203,7 +215,7 @@ impl Layout {
 
     /// Bytes of all matrices on the tape.
     pub(crate) fn tape_bytes(&self) -> u64 {
-        self.matrices.iter().map(TapeMatrix::bytes).sum()
+        self.matrices.iter().map(|matrix| matrix.bytes).sum()
     }
 
     /// Experts of all layers.
@@ -243,6 +255,10 @@ impl Layer {
     }
 }
 
+/// What the halves of `kv_b` are called in packed models, behind the name of the whole.
+pub(crate) const KEY_PART: &str = "k";
+pub(crate) const VALUE_PART: &str = "v";
+
 /// Collects matrices in the order of their use.
 struct TapeBuilder<'a> {
     checkpoint: &'a Checkpoint,
@@ -266,13 +282,16 @@ impl TapeBuilder<'_> {
     }
 
     fn push(&mut self, stored: StoredMatrix) -> MatrixId {
-        let entry = Entry::new(stored.weights, row_bytes(&stored));
+        let entry = Entry::new(stored.weights, stored.row_bytes());
         self.push_entry(stored, entry)
     }
 
     fn push_entry(&mut self, stored: StoredMatrix, entry: Entry) -> MatrixId {
-        let StoredMatrix { encoding, rows, cols, .. } = stored;
-        self.matrices.push(TapeMatrix { encoding, rows, cols });
+        let row_bytes = stored.row_bytes();
+        let StoredMatrix { encoding, rows, cols, tiles, name, weights, .. } = stored;
+        let matrix =
+            TapeMatrix { encoding, rows, cols, tiles, name: name.into(), row_bytes, bytes: weights.len };
+        self.matrices.push(matrix);
         self.entries.push(entry);
         MatrixId(self.matrices.len() - 1)
     }
@@ -280,10 +299,20 @@ impl TapeBuilder<'_> {
     /// Appends the two halves of `kv_b`: of every head's rows first the keys, then the values.
     fn key_and_value_up(&mut self, base: &str, mla: &MlaConfig) -> Result<[MatrixId; 2], Error> {
         let (keys, values) = (mla.qk_nope_head_dim, mla.v_head_dim);
+        if self.checkpoint.manifest().is_some() {
+            let mut half = |part: &str, rows: usize| {
+                let name = format!("{base}.weight.{part}");
+                let stored = self.checkpoint.tiled(&name, mla.num_heads * rows, mla.kv_lora_rank)?;
+                Ok::<_, Error>(self.push(stored))
+            };
+            return Ok([half(KEY_PART, keys)?, half(VALUE_PART, values)?]);
+        }
         let stored = self.checkpoint.matrix(base, mla.num_heads * (keys + values), mla.kv_lora_rank)?;
-        let row = row_bytes(&stored);
+        let row = stored.row_bytes();
         let half = |first: usize, rows: usize| {
-            let half = StoredMatrix { rows: mla.num_heads * rows, ..stored.clone() };
+            let bytes = (mla.num_heads * rows) as u64 * row;
+            let weights = Extent { len: bytes, ..stored.weights };
+            let half = StoredMatrix { rows: mla.num_heads * rows, weights, ..stored.clone() };
             let run = Run {
                 source: stored.weights.source,
                 offset: stored.weights.offset + first as u64 * row,
@@ -296,10 +325,6 @@ impl TapeBuilder<'_> {
         let ((key, key_entry), (value, value_entry)) = (half(0, keys), half(keys, values));
         Ok([self.push_entry(key, key_entry), self.push_entry(value, value_entry)])
     }
-}
-
-fn row_bytes(stored: &StoredMatrix) -> u64 {
-    stored.weights.len / (stored.rows as u64).max(1)
 }
 
 fn layer(config: &Config, tape: &mut TapeBuilder<'_>, i: usize) -> Result<Layer, Error> {
@@ -472,6 +497,19 @@ impl ExpertBank {
         width: usize,
     ) -> Result<Self, Error> {
         let inner = moe.intermediate_size;
+        if checkpoint.manifest().is_some() {
+            let (name, bank) =
+                checkpoint.bank(&format!("{base}.experts"), [moe.num_experts, inner, width])?;
+            return Ok(Self {
+                encoding: bank.encoding,
+                count: moe.num_experts,
+                width,
+                inner,
+                layer: layer as u32,
+                name: name.into(),
+                storage: ExpertStorage::Records(bank),
+            });
+        }
         let shapes = [("w1", inner, width), ("w3", inner, width), ("w2", width, inner)];
         let mut bank: Option<Self> = None;
         for expert in 0..moe.num_experts {
@@ -483,7 +521,8 @@ impl ExpertBank {
                     width,
                     inner,
                     layer: layer as u32,
-                    templates: Vec::new(),
+                    name: checkpoint.full(&format!("{base}.experts")).into(),
+                    storage: ExpertStorage::Tensors(Vec::new()),
                 });
                 if stored.encoding != bank.encoding {
                     let reason =
@@ -501,26 +540,47 @@ impl ExpertBank {
             Encoding::Mxfp4 => &["weight_packed", "weight_scale"],
             _ => &["weight"],
         };
+        let mut templates = Vec::new();
         for (name, ..) in shapes {
             for plane in planes {
                 let pattern = checkpoint.full(&base.replacen(&format!("layers.{layer}"), "layers.{}", 1));
                 let pattern = format!("{pattern}.experts.{{}}.{name}.{plane}");
                 let template = checkpoint.index().template(&pattern).expect("every expert was found by name");
-                bank.templates.push(template);
+                templates.push(template);
             }
         }
+        bank.storage = ExpertStorage::Tensors(templates);
         Ok(bank)
     }
 
-    /// The extents of one expert's parts, in the order of the templates.
+    /// The extents of one expert's parts: in the order of the templates, or its record.
     pub(crate) fn parts(&self, index: &TensorIndex, expert: u32) -> Parts {
         let nowhere = Extent { source: SourceId::new(0), offset: 0, len: 0 };
-        let mut parts = Parts { extents: [nowhere; MAX_PARTS], count: self.templates.len() };
-        for (extent, &template) in parts.extents.iter_mut().zip(&self.templates) {
-            let info = index.at(template, &[self.layer, expert]).expect("every expert was checked at open");
-            *extent = Extent { source: info.source, offset: info.offset, len: info.bytes };
+        let mut parts = Parts { extents: [nowhere; MAX_PARTS], count: 1 };
+        match &self.storage {
+            ExpertStorage::Tensors(templates) => {
+                parts.count = templates.len();
+                for (extent, &template) in parts.extents.iter_mut().zip(templates) {
+                    let info =
+                        index.at(template, &[self.layer, expert]).expect("every expert was checked at open");
+                    *extent = Extent { source: info.source, offset: info.offset, len: info.bytes };
+                }
+            }
+            ExpertStorage::Records(bank) => {
+                let stride = bank.layout.stride() as u64;
+                let offset = bank.records.offset + u64::from(expert) * stride;
+                parts.extents[0] = Extent { source: bank.records.source, offset, len: stride };
+            }
         }
         parts
+    }
+
+    /// The types of one expert's parts in the source, gate matrix only: all three have the same.
+    pub(crate) fn dtypes(&self, index: &TensorIndex) -> Vec<String> {
+        let ExpertStorage::Tensors(templates) = &self.storage else { return Vec::new() };
+        let planes = templates.iter().take(templates.len() / 3);
+        let infos = planes.filter_map(|&template| index.at(template, &[self.layer, 0]));
+        infos.map(|info| info.dtype.to_string()).collect()
     }
 
     /// What the pager knows an expert by.
@@ -528,15 +588,17 @@ impl ExpertBank {
         u64::from(self.layer) << 32 | u64::from(expert)
     }
 
-    /// Bytes of each part of one expert, in the order of the templates.
+    /// Bytes of each part of one expert.
     fn part_bytes(&self) -> impl Iterator<Item = usize> {
         let weights = self.width * self.inner;
-        let planes = match self.encoding {
-            Encoding::Mxfp4 => [weights / 2, weights / 32],
-            Encoding::Bf16 => [weights * 2, 0],
+        let planes = match (&self.storage, self.encoding) {
+            (ExpertStorage::Records(bank), _) => return vec![bank.layout.stride()].into_iter(),
+            (_, Encoding::Mxfp4) => [weights / 2, weights / 32],
+            (_, Encoding::Bf16) => [weights * 2, 0],
             _ => [weights * 4, 0],
         };
-        [planes; 3].into_iter().flatten().filter(|&bytes| bytes > 0)
+        let parts: Vec<_> = [planes; 3].into_iter().flatten().filter(|&bytes| bytes > 0).collect();
+        parts.into_iter()
     }
 
     /// Bytes of one expert.

@@ -9,6 +9,7 @@ use crate::checkpoint::{Checkpoint, OpenSource};
 use crate::config::Config;
 use crate::error::Error;
 use crate::layout::Layout;
+use crate::packed::Manifest;
 
 /// A model: its configuration, where its tensors lie, and its small vectors in memory. No big matrix is read yet.
 ///
@@ -21,16 +22,18 @@ pub struct Model {
 }
 
 impl Model {
-    /// Opens the checkpoint in a folder: `config.json` and safetensors files as a release ships them.
+    /// Opens the checkpoint in a folder: `config.json` and safetensors files as a release ships them, or as `pack` wrote them.
     ///
     /// # Errors
     /// [`Error`] naming the file, tensor or field: an unreadable or unsupported configuration, a broken or incomplete
     /// set of shards, a tensor that is missing or has another shape or type than the configuration calls for.
     pub fn open(dir: &Path, open: &mut OpenSource<'_>) -> Result<Self, Error> {
+        // First, as an unfinished packed model says so there.
+        let manifest = Manifest::read(dir)?;
         let path = dir.join("config.json");
         let json = std::fs::read(&path).map_err(|source| Error::Config { path: path.clone(), source })?;
         let config = Config::parse(&json, &path)?;
-        Self::new(config, TensorIndex::open(dir, open)?, dir)
+        Self::new(config, TensorIndex::open(dir, open)?, dir, manifest)
     }
 
     /// A model whose files are in memory; `name` stands for the folder in messages.
@@ -44,11 +47,16 @@ impl Model {
         index_json: Option<&dyn Source>,
     ) -> Result<Self, Error> {
         let config = Config::parse(config_json, &name.join("config.json"))?;
-        Self::new(config, TensorIndex::from_sources(shards, index_json)?, name)
+        Self::new(config, TensorIndex::from_sources(shards, index_json)?, name, None)
     }
 
-    fn new(config: Config, index: TensorIndex, dir: &Path) -> Result<Self, Error> {
-        let checkpoint = Checkpoint::new(index, dir)?;
+    fn new(
+        config: Config,
+        index: TensorIndex,
+        dir: &Path,
+        manifest: Option<Manifest>,
+    ) -> Result<Self, Error> {
+        let checkpoint = Checkpoint::with_manifest(index, dir, manifest)?;
         let layout = Layout::new(&config, &checkpoint)?;
         Ok(Self { config, checkpoint, layout })
     }

@@ -2,15 +2,17 @@
 
 use std::sync::atomic::AtomicBool;
 
-use kimi_kernels::Columns;
+use kimi_quant::MatrixView;
 
 use crate::engine::{Engine, MAX_SOURCES, Workspace};
 use crate::error::Error;
 use crate::layer::{self, Memory, Step};
 use crate::layout::{Attention, FeedForward};
 use crate::model::Model;
+use crate::operand::Operand;
+use crate::packed::Tile;
 use crate::session::{LOG_COLUMNS, Session};
-use crate::weights::{Part, Weights, dense_view};
+use crate::weights::{Part, Weights, damaged};
 
 /// Which logits a pass computes.
 #[derive(Default)]
@@ -263,8 +265,23 @@ impl Graph<'_> {
         let source = self.model.checkpoint.index().source(embedding.weights.source);
         let bytes = &mut self.work.embedding_row[..];
         for (sum, &id) in self.work.sums.chunks_exact_mut(embedding.cols).zip(tokens) {
-            source.read_once(embedding.weights.offset + u64::from(id) * bytes.len() as u64, bytes)?;
-            dense_view(embedding.encoding, [1, embedding.cols], bytes)?.decode_row(0, sum);
+            let (rows, cols) = (embedding.rows, embedding.cols);
+            // A row, or the tile that it lies in.
+            let unit = embedding.tiles.map_or(1, |cut| cut.rows);
+            let (number, row) = (id as usize / unit, id as usize % unit);
+            source.read_once(embedding.weights.offset + number as u64 * bytes.len() as u64, bytes)?;
+            let view = match embedding.tiles {
+                None => MatrixView::new(embedding.encoding, [1, cols], bytes)?,
+                Some(cut) => {
+                    let first = number * cut.rows;
+                    let tile =
+                        Tile { encoding: embedding.encoding, rows: cut.rows.min(rows - first), cols, first };
+                    let seed = self.weights.checker.next(&embedding.name);
+                    tile.view(bytes, seed)
+                        .map_err(|problem| damaged(&self.weights.dir, &embedding.name, number, problem))?
+                }
+            };
+            view.decode_row(row, sum);
             self.weights.counter.add(Part::Other, bytes.len() as u64);
         }
         Ok(())
@@ -317,14 +334,14 @@ impl Graph<'_> {
         position: usize,
     ) -> Result<(), Error> {
         let len = self.columns * self.model.config.hidden_size;
-        let Workspace { normed, output, phase, packed: [input, inner], routing, .. } = &mut *self.work;
+        let Workspace { normed, output, phase, operands: [input, inner], routing, .. } = &mut *self.work;
         let mut step = Step {
             config: &self.model.config,
             index: self.model.checkpoint.index(),
             weights: self.weights,
             cancel: self.cancel,
             phase,
-            packed: [input, inner],
+            operands: [input, inner],
             routing,
             columns: self.columns,
             position,
@@ -352,24 +369,24 @@ impl Graph<'_> {
         self.mix(model.layout.output_mix.as_ref());
         self.norm(&model.layout.final_norm);
         let (id, rows) = (model.layout.lm_head, model.config.vocab_size);
-        let normed = &self.work.normed[..self.columns * hidden];
         match logits {
             Logits::None => Ok(()),
             Logits::Last => {
-                let last = Columns::new(&normed[normed.len() - hidden..], hidden)?;
-                self.weights.matmul(id, last, &mut self.work.logits[..rows], self.cancel)?;
-                match self.work.logits.iter().all(|logit| logit.is_finite()) {
+                let Workspace { normed, operands: [input, _], logits, .. } = &mut *self.work;
+                let mut last = Operand::last(&normed[..self.columns * hidden], hidden, input)?;
+                self.weights.matmul(id, &mut last, &mut logits[..rows], self.cancel)?;
+                match logits.iter().all(|logit| logit.is_finite()) {
                     true => Ok(()),
                     false => Err(Error::NotFiniteLogits),
                 }
             }
             Logits::Each(sink) => {
-                let Workspace { normed, packed: [input, _], phase, .. } = &mut *self.work;
+                let Workspace { normed, operands: [input, _], phase, .. } = &mut *self.work;
                 let w = self.columns;
                 let x = &normed[..w * hidden];
-                let x = layer::columns(self.weights.kernels, &self.weights.threads, x, hidden, input)?;
+                let mut x = Operand::new(self.weights.kernels, &self.weights.threads, x, hidden, input)?;
                 self.weights.tiles(id, self.cancel, |multiplier, first, view| {
-                    multiplier.pieces(view, x, |threads, start, by_rows| {
+                    multiplier.pieces(view, &mut x, |threads, start, by_rows| {
                         let ids = by_rows.len() / w;
                         let values = &mut phase[..by_rows.len()];
                         layer::to_columns(threads, by_rows, w, ids, values);

@@ -9,9 +9,9 @@ use kimi_paging::{Backend, Ring, RingBuilder, Slots, Source, Tape};
 use crate::config::Config;
 use crate::engine::EngineOptions;
 use crate::error::Error;
-use crate::kv::KvFormat;
 use crate::layer::{self, Routing};
-use crate::layout::{Layout, MAX_PARTS, TapeMatrix};
+use crate::layout::{Layout, MAX_PARTS};
+use crate::operand::OperandSizes;
 use crate::session::{KV_BLOCK, KvCache, LOG_COLUMNS, SessionSizes};
 
 const MIB: u64 = 1 << 20;
@@ -183,11 +183,11 @@ impl Planner<'_> {
     ) -> Result<Plan, Error> {
         let sizes = SessionSizes::new(self.config, columns, self.options.positions, self.options.kv);
         let matrices = &self.layout.matrices;
-        let longest_row = matrices.iter().map(TapeMatrix::row_bytes).max().unwrap_or(0);
+        let longest_row = matrices.iter().map(|matrix| matrix.row_bytes).max().unwrap_or(0);
         // No tile is smaller than a row.
         let tile_bytes = tile_bytes.max(longest_row) as usize;
         let expert_slots = slots.min(self.layout.expert_count());
-        let work = WorkSizes::new(self.config, self.kernels, columns, self.options.kv);
+        let work = WorkSizes::new(self.config, self.kernels, columns, self.options);
         let embedded = self.sources.iter().filter(|source| source.backend() == Backend::Memory);
         let [process, stacks, weights] = PROCESS_ITEMS;
         let items = [
@@ -198,7 +198,12 @@ impl Planner<'_> {
             ("update log", sizes.log_bytes()),
             ("shadow state", sizes.shadow_bytes()),
             ("latents", sizes.kv_bytes()),
-            ("activations", work.bytes() + Routing::bytes(self.config.moe.as_ref(), columns)),
+            (
+                "activations",
+                work.bytes()
+                    + self.layout.embedding.row_bytes()
+                    + Routing::bytes(self.config.moe.as_ref(), columns),
+            ),
             ("scratch of threads", work.scratch as u64 * 4 * self.threads as u64),
             ("ring", ring(self.sources, self.tape, tile_bytes, ring_depth, 0).leased_bytes()?),
             ("expert slots", self.slot_bytes(expert_slots)),
@@ -237,7 +242,7 @@ pub(crate) struct WorkSizes {
     pub(crate) stream: usize,
     pub(crate) blocks: usize,
     pub(crate) phase: usize,
-    pub(crate) packed: [usize; 2],
+    pub(crate) operands: [OperandSizes; 2],
     pub(crate) tile: usize,
     pub(crate) logits: usize,
     /// Per thread.
@@ -248,20 +253,21 @@ pub(crate) struct WorkSizes {
 const TILE_ROWS: usize = 192;
 
 impl WorkSizes {
-    pub(crate) fn new(config: &Config, kernels: Kernels, columns: usize, kv: KvFormat) -> Self {
+    pub(crate) fn new(config: &Config, kernels: Kernels, columns: usize, options: &EngineOptions) -> Self {
         let stream = columns * config.hidden_size;
         let blocks = config.attn_res_block_size.map_or(0, |size| config.layers.len().div_ceil(size));
         let [inner, longest] = layer::longest_columns(config);
         let tile = columns * TILE_ROWS;
         let state = config.kda.as_ref().map_or(0, |kda| kda.head_dim * (kda.head_dim + 1 + LOG_COLUMNS));
-        let attention = KV_BLOCK + config.mla.kv_lora_rank + KvCache::scratch(config.mla.row(), kv);
+        let attention = KV_BLOCK + config.mla.kv_lora_rank + KvCache::scratch(config.mla.row(), options.kv);
         // The packing of a long column does not grow with K beyond its own length, so the longest one bounds all.
-        let packed = [kernels.packed_len(config.hidden_size, columns), kernels.packed_len(inner, columns)];
+        let operands =
+            [config.hidden_size, inner].map(|k| OperandSizes::new(kernels, options.arith, k, columns));
         Self {
             stream,
             blocks: blocks * stream,
             phase: layer::phase_floats(config, columns).max(tile),
-            packed,
+            operands,
             tile,
             logits: config.vocab_size,
             scratch: kernels
@@ -272,7 +278,7 @@ impl WorkSizes {
     }
 
     fn bytes(&self) -> u64 {
-        let packed: usize = self.packed.iter().sum();
-        (4 * self.stream + self.blocks + self.phase + packed + self.tile + self.logits) as u64 * 4
+        let operands: u64 = self.operands.iter().map(OperandSizes::bytes).sum();
+        (4 * self.stream + self.blocks + self.phase + self.tile + self.logits) as u64 * 4 + operands
     }
 }

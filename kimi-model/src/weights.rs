@@ -1,14 +1,19 @@
 //! Where the pager and the graph meet: matrices arrive in tiles and are multiplied as they land.
 
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use kimi_kernels::{Columns, Kernels, Scratch, Threads};
+use kimi_kernels::{Kernels, Scratch, Threads};
 use kimi_paging::{Lease, LeasedVec, Ring, Slots, TensorIndex};
-use kimi_quant::{Bf16, DenseView, Encoding, MatrixView, Mxfp4View};
+use kimi_quant::{Encoding, MatrixView, Mxfp4View};
 
 use crate::error::Error;
-use crate::layout::{ExpertBank, MatrixId, TapeMatrix};
+use crate::layout::{ExpertBank, ExpertStorage, MatrixId, TapeMatrix};
+use crate::operand::{Arith, Means, Operand};
+use crate::packed::{Tile, TileProblem, seed};
 
 /// Bytes read from the source, by what they were.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -61,12 +66,89 @@ impl ReadCounter {
     }
 }
 
+/// Which tiles of a packed model are held against their checksums when they are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Hash)]
+#[non_exhaustive]
+pub enum Check {
+    /// None; their headers always are looked at.
+    None,
+    /// One in sixteen.
+    #[default]
+    Sampled,
+    /// Every one.
+    All,
+}
+
+impl Check {
+    /// All, in the order of their names in options.
+    pub const ALL: [Self; 3] = [Self::None, Self::Sampled, Self::All];
+
+    /// The name that options and reports use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Sampled => "sampled",
+            Self::All => "all",
+        }
+    }
+}
+
+impl fmt::Display for Check {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The name of no way to check.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown check `{0}`: none, sampled or all")]
+pub struct UnknownCheck(String);
+
+impl FromStr for Check {
+    type Err = UnknownCheck;
+
+    fn from_str(text: &str) -> Result<Self, UnknownCheck> {
+        Self::ALL.into_iter().find(|check| check.name() == text).ok_or_else(|| UnknownCheck(text.to_owned()))
+    }
+}
+
+/// One tile in so many is checked when checks are sampled.
+const SAMPLE: u32 = 16;
+
+/// Decides which tiles are checked.
+#[derive(Debug, Default)]
+pub(crate) struct Checker {
+    check: Check,
+    seen: u32,
+}
+
+impl Checker {
+    pub(crate) fn new(check: Check) -> Self {
+        Self { check, seen: 0 }
+    }
+
+    /// The seed of a tensor's checksums if the next tile is to be checked.
+    pub(crate) fn next(&mut self, tensor: &str) -> Option<u64> {
+        self.seen = self.seen.wrapping_add(1);
+        let due = match self.check {
+            Check::None => false,
+            Check::Sampled => self.seen.is_multiple_of(SAMPLE),
+            Check::All => true,
+        };
+        due.then(|| seed(tensor))
+    }
+}
+
 /// Streamed weights and the means to multiply them.
 #[derive(Debug)]
 pub(crate) struct Weights {
     pub(crate) kernels: Kernels,
+    pub(crate) arith: Arith,
     pub(crate) threads: Threads,
     pub(crate) scratch: Scratch,
+    pub(crate) checker: Checker,
+    /// The folder, for errors.
+    pub(crate) dir: PathBuf,
     pub(crate) _scratch_lease: Lease,
     pub(crate) ring: Ring,
     pub(crate) slots: Option<Slots>,
@@ -75,6 +157,18 @@ pub(crate) struct Weights {
     /// Results of one tile before they are dealt out to the columns.
     pub(crate) tile: LeasedVec<f32>,
     pub(crate) counter: ReadCounter,
+}
+
+/// The means of some weights, borrowing no more of them than that.
+macro_rules! means {
+    ($weights:expr) => {
+        Means {
+            kernels: $weights.kernels,
+            threads: &$weights.threads,
+            scratch: &$weights.scratch,
+            arith: $weights.arith,
+        }
+    };
 }
 
 impl Weights {
@@ -99,26 +193,36 @@ impl Weights {
         mut work: impl FnMut(&mut Multiplier<'_>, usize, MatrixView<'_>) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let matrix = &self.matrices[id.0];
-        let mut multiplier = Multiplier {
-            kernels: self.kernels,
-            threads: &self.threads,
-            scratch: &self.scratch,
-            tile: &mut self.tile,
-        };
+        let mut multiplier = Multiplier { means: means!(self), tile: &mut self.tile };
+        let part = if id == self.lm_head { Part::Head } else { Part::Trunk };
         let mut done = 0;
         while done < matrix.rows {
             check(cancel)?;
             let tile = self.ring.next()?.expect("the pass announced its matrices");
+            let unit = matrix.tiles.map_or(1, |cut| cut.rows);
             assert_eq!(
-                (tile.entry(), tile.first_row()),
+                (tile.entry(), tile.first_row() * unit),
                 (id.0, done),
                 "the graph uses the tape in its order"
             );
-            let part = if id == self.lm_head { Part::Head } else { Part::Trunk };
             self.counter.add(part, tile.bytes_read());
-            let view = dense_view(matrix.encoding, [tile.rows(), matrix.cols], &tile)?;
-            work(&mut multiplier, done, view)?;
-            done += view.rows();
+            let Some(cut) = matrix.tiles else {
+                let view = MatrixView::new(matrix.encoding, [tile.rows(), matrix.cols], &tile)?;
+                work(&mut multiplier, done, view)?;
+                done += view.rows();
+                continue;
+            };
+            for bytes in tile.chunks_exact(cut.stride) {
+                let rows = cut.rows.min(matrix.rows - done);
+                let expected = Tile { encoding: matrix.encoding, rows, cols: matrix.cols, first: done };
+                // What stays in memory was looked at when it was read.
+                let seed = if tile.bytes_read() > 0 { self.checker.next(&matrix.name) } else { None };
+                let view = expected
+                    .view(bytes, seed)
+                    .map_err(|problem| damaged(&self.dir, &matrix.name, done / cut.rows, problem))?;
+                work(&mut multiplier, done, view)?;
+                done += rows;
+            }
         }
         Ok(())
     }
@@ -127,7 +231,7 @@ impl Weights {
     pub(crate) fn matmul(
         &mut self,
         id: MatrixId,
-        x: Columns<'_>,
+        x: &mut Operand<'_>,
         out: &mut [f32],
         cancel: &AtomicBool,
     ) -> Result<(), Error> {
@@ -141,36 +245,37 @@ impl Weights {
         bank: &ExpertBank,
         ids: &[u32],
         cancel: &AtomicBool,
-        mut work: impl FnMut(&mut Multiplier<'_>, u32, [MatrixView<'_>; 3]) -> Result<(), Error>,
+        mut work: impl FnMut(Means<'_>, u32, [MatrixView<'_>; 3]) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let slots = self.slots.as_mut().expect("a model with experts has slots for them");
-        let mut multiplier = Multiplier {
-            kernels: self.kernels,
-            threads: &self.threads,
-            scratch: &self.scratch,
-            tile: &mut self.tile,
-        };
+        let means = means!(self);
         for &id in ids {
             check(cancel)?;
             let record = slots.next()?.expect("the router requested its experts");
             assert_eq!(record.key(), bank.key(id), "experts come in the order of the request");
             self.counter.add(Part::Experts, record.bytes_read());
-            let shapes = [(bank.inner, bank.width), (bank.inner, bank.width), (bank.width, bank.inner)];
-            let mut parts = 0;
-            let mut next = || {
-                parts += 1;
-                record.part(parts - 1)
+            let views = match &bank.storage {
+                ExpertStorage::Tensors(_) => {
+                    let shapes =
+                        [[bank.inner, bank.width], [bank.inner, bank.width], [bank.width, bank.inner]];
+                    let mut views = [MatrixView::new(Encoding::F32, [0, 0], &[])?; 3];
+                    for (i, (view, shape)) in views.iter_mut().zip(shapes).enumerate() {
+                        *view = match bank.encoding {
+                            Encoding::Mxfp4 => {
+                                Mxfp4View::new(shape, record.part(2 * i), record.part(2 * i + 1))?.into()
+                            }
+                            encoding => MatrixView::new(encoding, shape, record.part(i))?,
+                        };
+                    }
+                    views
+                }
+                ExpertStorage::Records(stored) => {
+                    let seed = if record.bytes_read() > 0 { self.checker.next(&bank.name) } else { None };
+                    let views = stored.layout.views(id, record.part(0), seed);
+                    views.map_err(|problem| damaged(&self.dir, &bank.name, id as usize, problem))?
+                }
             };
-            let mut views = Vec::with_capacity(3);
-            for (rows, cols) in shapes {
-                let weights = next();
-                views.push(match bank.encoding {
-                    Encoding::Mxfp4 => Mxfp4View::new([rows, cols], weights, next())?.into(),
-                    Encoding::Bf16 => DenseView::<Bf16>::new([rows, cols], weights)?.into(),
-                    _ => MatrixView::from(DenseView::<f32>::new([rows, cols], weights)?),
-                });
-            }
-            work(&mut multiplier, id, [views[0], views[1], views[2]])?;
+            work(means, id, views)?;
         }
         Ok(())
     }
@@ -192,9 +297,7 @@ const PIECE_MULTIPLE: usize = 48;
 
 /// The means to multiply while a tile is on loan.
 pub(crate) struct Multiplier<'a> {
-    pub(crate) kernels: Kernels,
-    pub(crate) threads: &'a Threads,
-    pub(crate) scratch: &'a Scratch,
+    pub(crate) means: Means<'a>,
     tile: &'a mut [f32],
 }
 
@@ -203,19 +306,18 @@ impl Multiplier<'_> {
     fn matmul(
         &mut self,
         view: MatrixView<'_>,
-        x: Columns<'_>,
+        x: &mut Operand<'_>,
         first: usize,
         rows: usize,
         out: &mut [f32],
     ) -> Result<(), Error> {
-        if x.count() == 1 {
-            let out = &mut out[first..first + view.rows()];
-            return Ok(self.kernels.matmul(self.threads, self.scratch, view, x, out)?);
+        let count = x.count();
+        if count == 1 {
+            return Ok(self.means.product(view, x, &mut out[first..first + view.rows()])?);
         }
         self.pieces(view, x, |threads, start, by_rows| {
             threads.chunks(out, rows, |c, column| {
-                for (value, of_columns) in
-                    column[first + start..].iter_mut().zip(by_rows.chunks_exact(x.count()))
+                for (value, of_columns) in column[first + start..].iter_mut().zip(by_rows.chunks_exact(count))
                 {
                     *value = of_columns[c];
                 }
@@ -229,7 +331,7 @@ impl Multiplier<'_> {
     pub(crate) fn pieces(
         &mut self,
         view: MatrixView<'_>,
-        x: Columns<'_>,
+        x: &mut Operand<'_>,
         mut done: impl FnMut(&Threads, usize, &[f32]) -> Result<(), Error>,
     ) -> Result<(), Error> {
         let rows = self.tile.len() / x.count();
@@ -237,23 +339,16 @@ impl Multiplier<'_> {
         for start in (0..view.rows()).step_by(piece) {
             let part = view.slice_rows(start..view.rows().min(start + piece));
             let products = &mut self.tile[..part.rows() * x.count()];
-            self.kernels.matmul(self.threads, self.scratch, part, x, products)?;
-            done(self.threads, start, products)?;
+            self.means.product(part, x, products)?;
+            done(self.means.threads, start, products)?;
         }
         Ok(())
     }
 }
 
-/// A view of row-major elements.
-pub(crate) fn dense_view(
-    encoding: Encoding,
-    shape: [usize; 2],
-    bytes: &[u8],
-) -> Result<MatrixView<'_>, Error> {
-    Ok(match encoding {
-        Encoding::Bf16 => DenseView::<Bf16>::new(shape, bytes)?.into(),
-        _ => DenseView::<f32>::new(shape, bytes)?.into(),
-    })
+/// The error for a tile that is not what it should be.
+pub(crate) fn damaged(dir: &Path, tensor: &str, tile: usize, problem: TileProblem) -> Error {
+    Error::Tile { file: dir.to_path_buf(), tensor: tensor.to_owned(), tile, reason: problem.to_string() }
 }
 
 /// An error once somebody asked for the end.

@@ -65,7 +65,7 @@ fn plane_bytes(cols: usize) -> Option<usize> {
 }
 
 /// Bytes of a matrix with that many patches.
-fn matrix_bytes([rows, cols]: [usize; 2], patches: usize) -> Option<usize> {
+pub(crate) fn matrix_bytes([rows, cols]: [usize; 2], patches: usize) -> Option<usize> {
     let planes = rows.checked_mul(plane_bytes(cols)?.checked_add(1)?)?;
     planes
         .checked_add(rows.div_ceil(PATCH_ROWS).checked_mul(4)?)?

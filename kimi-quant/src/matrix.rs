@@ -4,9 +4,10 @@ use core::fmt;
 use core::ops::Range;
 use core::str::FromStr;
 
+use crate::bf12;
 use crate::int::{BAND_ROWS, UnknownFormat};
-use crate::mxfp4::{GROUP_SIZE, Mxfp4BandsView};
-use crate::{Bf12View, Bf16, DenseView, IntFormat, IntView, Mxfp4View};
+use crate::mxfp4::{GROUP_SIZE, Mxfp4BandsView, band_matrix_bytes};
+use crate::{Bf12View, Bf16, DenseView, IntFormat, IntView, LayoutError, Mxfp4View};
 
 /// How the weights of a matrix are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -32,6 +33,28 @@ impl Encoding {
         match self {
             Self::F32 | Self::Bf16 | Self::Mxfp4 | Self::Bf12 => 1,
             Self::Mxfp4Bands | Self::Int(_) => BAND_ROWS,
+        }
+    }
+
+    /// Bytes of a `rows x cols` matrix; of BF12 those of a matrix without patches, which come on top.
+    ///
+    /// # Errors
+    /// [`LayoutError`] for a shape that the encoding or the address space does not hold.
+    pub fn matrix_bytes(self, [rows, cols]: [usize; 2]) -> Result<usize, LayoutError> {
+        let dense = |value_bytes: usize| {
+            let weights = rows.checked_mul(cols).and_then(|weights| weights.checked_mul(value_bytes));
+            weights.ok_or(LayoutError::TooLarge { rows, cols })
+        };
+        match self {
+            Self::F32 => dense(4),
+            Self::Bf16 => dense(2),
+            Self::Mxfp4 if !cols.is_multiple_of(GROUP_SIZE) => {
+                Err(LayoutError::Group { cols, group_size: GROUP_SIZE })
+            }
+            Self::Mxfp4 => Ok(dense(1)? / 2 + rows * (cols / GROUP_SIZE)),
+            Self::Mxfp4Bands => band_matrix_bytes([rows, cols]),
+            Self::Bf12 => bf12::matrix_bytes([rows, cols], 0).ok_or(LayoutError::TooLarge { rows, cols }),
+            Self::Int(format) => format.matrix_bytes([rows, cols]),
         }
     }
 }
@@ -93,6 +116,30 @@ macro_rules! each {
             MatrixView::Int($view) => $body,
         }
     };
+}
+
+impl<'a> MatrixView<'a> {
+    /// A matrix in one piece: of [`Encoding::Mxfp4`] the codes and then the scales.
+    ///
+    /// # Errors
+    /// [`LayoutError`] when `bytes` does not have the length that shape and encoding call for.
+    pub fn new(encoding: Encoding, shape: [usize; 2], bytes: &'a [u8]) -> Result<Self, LayoutError> {
+        Ok(match encoding {
+            Encoding::F32 => DenseView::<f32>::new(shape, bytes)?.into(),
+            Encoding::Bf16 => DenseView::<Bf16>::new(shape, bytes)?.into(),
+            Encoding::Mxfp4 => {
+                let expected = encoding.matrix_bytes(shape)?;
+                let codes = shape[0] * shape[1] / 2;
+                let Some((codes, scales)) = bytes.split_at_checked(codes) else {
+                    return Err(LayoutError::Length { plane: "weights", expected, found: bytes.len() });
+                };
+                Mxfp4View::new(shape, codes, scales)?.into()
+            }
+            Encoding::Mxfp4Bands => Mxfp4BandsView::new(shape, bytes)?.into(),
+            Encoding::Bf12 => Bf12View::new(shape, bytes)?.into(),
+            Encoding::Int(format) => IntView::new(shape, format, bytes)?.into(),
+        })
+    }
 }
 
 impl MatrixView<'_> {
@@ -199,8 +246,24 @@ impl<'a> From<IntView<'a>> for MatrixView<'a> {
 #[cfg(test)]
 mod tests {
     use alloc::string::ToString;
+    use alloc::vec;
 
     use super::*;
+
+    #[test]
+    fn bytes_of_every_encoding_are_viewed_in_one_piece() {
+        for name in ["f32", "bf16", "mxfp4", "mxfp4:bands", "bf12", "i4:g32:cb", "i8:g128", "i3:g64:zp"] {
+            let encoding: Encoding = name.parse().unwrap();
+            let shape = [19, 96];
+            let bytes = vec![0; encoding.matrix_bytes(shape).unwrap()];
+            let view = MatrixView::new(encoding, shape, &bytes).unwrap();
+            assert_eq!((view.encoding(), [view.rows(), view.cols()]), (encoding, shape), "{name}");
+            for short in [0, 1, bytes.len() - 1] {
+                assert!(MatrixView::new(encoding, shape, &bytes[..short]).is_err(), "{name}");
+            }
+            assert!(encoding.matrix_bytes([usize::MAX / 2, 96]).is_err(), "{name}");
+        }
+    }
 
     #[test]
     fn names_are_read_back() {

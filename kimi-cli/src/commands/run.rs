@@ -45,6 +45,8 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<Exit> {
     engine_options.threads = args.engine.threads.map(usize::from);
     engine_options.isa = args.engine.isa;
     engine_options.kv = args.engine.kv;
+    engine_options.arith = args.engine.arith;
+    engine_options.check = args.engine.check;
     if args.engine.io == Io::Uring {
         engine_options.read = URING;
     }
@@ -248,7 +250,7 @@ impl<'a> Report<'a> {
             columns: engine.max_columns(),
             threads: engine.threads(),
             isa: engine.isa().name(),
-            arith: "exact",
+            arith: engine.arith().name(),
             kv: args.engine.kv.name(),
             encodings: engine
                 .model()

@@ -4,14 +4,13 @@ use std::io::{Write, stdout};
 use std::path::Path;
 use std::time::Instant;
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kimi_model::Error;
 use kimi_model::synth::{Geometry, SynthError, SynthOptions, synthesize};
 
 use crate::args::SynthArgs;
 use crate::exit::{Exit, Usage};
-use crate::interrupt;
 use crate::status::bytes;
+use crate::{interrupt, progress};
 
 pub(crate) fn run(args: &SynthArgs) -> anyhow::Result<Exit> {
     interrupt::install()?;
@@ -20,14 +19,10 @@ pub(crate) fn run(args: &SynthArgs) -> anyhow::Result<Exit> {
     let mut options = SynthOptions::default();
     (options.sparse, options.seed) = (args.sparse, args.seed);
 
-    // Without a terminal indicatif draws nothing.
-    let target = if args.quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
-    let template = "{decimal_bytes} of {decimal_total_bytes}, {decimal_bytes_per_sec}, {eta} left {wide_bar}";
-    let bar = ProgressBar::with_draw_target(None, target).with_style(ProgressStyle::with_template(template)?);
+    let bar = progress::bar(args.quiet);
     let made = interrupt::cancellable(|cancel| {
-        let show = |progress: kimi_model::synth::SynthProgress| {
-            bar.set_length(progress.total_bytes);
-            bar.set_position(progress.done_bytes);
+        let show = |step: kimi_model::synth::SynthProgress| {
+            progress::show(&bar, step.done_bytes, step.total_bytes);
         };
         synthesize(&geometry, &args.folder, options, &show, cancel)
     });

@@ -2,11 +2,12 @@
 
 use kimi_kernels::{Kernels, Scratch, Threads};
 
-use super::{Step, columns};
+use super::Step;
 use crate::arena::Arena;
 use crate::config::KdaConfig;
 use crate::error::Error;
 use crate::layout::{Kda, OutputGate};
+use crate::operand::Operand;
 use crate::session::{KdaState, LOG_COLUMNS, shift_tail};
 
 /// Epsilon under the root of the query and key normalisation, on the sum of squares.
@@ -35,7 +36,7 @@ pub(super) fn forward(
     let kda = step.config.kda.as_ref().expect("a model with KDA layers is configured for them");
     let (w, hidden, epsilon) = (step.columns, step.config.hidden_size, step.config.rms_norm_eps);
     let (heads, dim, channels) = (kda.num_heads, kda.head_dim, kda.channels());
-    let Step { weights, cancel, phase, packed: [input, inner], .. } = step;
+    let Step { weights, cancel, phase, operands: [input, inner], .. } = step;
     let kernels = weights.kernels;
     let mut arena = Arena::new(phase);
     let KdaState { state, tails, log, shadow } = memory;
@@ -56,20 +57,20 @@ pub(super) fn forward(
     let gate = arena.take(w * channels);
     let low_rank = arena.take(w * dim);
 
-    let x = columns(kernels, &weights.threads, x, hidden, input)?;
+    let mut x = Operand::new(kernels, &weights.threads, x, hidden, input)?;
     for (id, input) in layer.qkv.into_iter().zip([&mut *q_in, &mut *k_in, &mut *v_in]) {
-        weights.matmul(id, x, input, cancel)?;
+        weights.matmul(id, &mut x, input, cancel)?;
     }
-    weights.matmul(layer.decay[0], x, low_rank, cancel)?;
-    let low = columns(kernels, &weights.threads, low_rank, dim, inner)?;
-    weights.matmul(layer.decay[1], low, decay, cancel)?;
-    weights.matmul(layer.beta, x, beta, cancel)?;
+    weights.matmul(layer.decay[0], &mut x, low_rank, cancel)?;
+    let mut low = Operand::new(kernels, &weights.threads, low_rank, dim, inner)?;
+    weights.matmul(layer.decay[1], &mut low, decay, cancel)?;
+    weights.matmul(layer.beta, &mut x, beta, cancel)?;
     match layer.gate {
-        OutputGate::Full(id) => weights.matmul(id, x, gate, cancel)?,
+        OutputGate::Full(id) => weights.matmul(id, &mut x, gate, cancel)?,
         OutputGate::LowRank([down, up]) => {
-            weights.matmul(down, x, low_rank, cancel)?;
-            let low = columns(kernels, &weights.threads, low_rank, dim, inner)?;
-            weights.matmul(up, low, gate, cancel)?;
+            weights.matmul(down, &mut x, low_rank, cancel)?;
+            let mut low = Operand::new(kernels, &weights.threads, low_rank, dim, inner)?;
+            weights.matmul(up, &mut low, gate, cancel)?;
         }
     }
 
@@ -116,8 +117,8 @@ pub(super) fn forward(
         }
         kernels.gate(gated, &gate[c * channels..][..channels]);
     });
-    let gated = columns(kernels, threads, gated, channels, inner)?;
-    weights.matmul(layer.output, gated, out, cancel)
+    let mut gated = Operand::new(kernels, threads, gated, channels, inner)?;
+    weights.matmul(layer.output, &mut gated, out, cancel)
 }
 
 /// Applies the first `count` logged columns of a narrow pass to a layer's state.

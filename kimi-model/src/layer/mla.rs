@@ -1,13 +1,14 @@
 //! Multi-head latent attention without position encoding, in its absorbed form: queries are brought down to the width of
-//! the latents, and only the mixed latent of each head goes up again.
+//! the latents, and only the mixed latent of each head goes up again. Both halves of `kv_b` are multiplied exactly in either tier.
 
 use kimi_kernels::Columns;
 
-use super::{Step, columns, to_columns};
+use super::{Step, to_columns};
 use crate::arena::Arena;
 use crate::config::MlaConfig;
 use crate::error::Error;
 use crate::layout::Mla;
+use crate::operand::{Means, Operand};
 use crate::session::{KV_BLOCK, KvCache};
 
 /// Epsilon of the two low-rank norms: the default of the released norm class, not `rms_norm_eps`.
@@ -34,21 +35,21 @@ pub(super) fn forward(
     let (heads, nope, latent, row) = (mla.num_heads, mla.qk_nope_head_dim, mla.kv_lora_rank, mla.row());
     let key_width = nope + mla.qk_rope_head_dim;
     let value_width = heads * mla.v_head_dim;
-    let Step { weights, cancel, phase, packed: [input, inner], .. } = step;
+    let Step { weights, cancel, phase, operands: [input, inner], .. } = step;
     let kernels = weights.kernels;
     let mut arena = Arena::new(phase);
     let low_rank = arena.take(w * mla.q_lora_rank);
     let low_normed = arena.take(w * mla.q_lora_rank);
     let q = arena.take(w * heads * key_width);
 
-    let x = columns(kernels, &weights.threads, x, hidden, input)?;
-    weights.matmul(layer.query_down, x, low_rank, cancel)?;
+    let mut x = Operand::new(kernels, &weights.threads, x, hidden, input)?;
+    weights.matmul(layer.query_down, &mut x, low_rank, cancel)?;
     kernels.rms_norm(low_rank, &layer.query_norm, LOW_RANK_EPSILON, low_normed);
-    let low = columns(kernels, &weights.threads, low_normed, mla.q_lora_rank, inner)?;
-    weights.matmul(layer.query_up, low, q, cancel)?;
+    let mut low = Operand::new(kernels, &weights.threads, low_normed, mla.q_lora_rank, inner)?;
+    weights.matmul(layer.query_up, &mut low, q, cancel)?;
 
     let rows = arena.take(w * row);
-    weights.matmul(layer.latent, x, rows, cancel)?;
+    weights.matmul(layer.latent, &mut x, rows, cancel)?;
     let kept = arena.take(row);
     for (c, new) in rows.chunks_exact(row).enumerate() {
         kernels.rms_norm(&new[..latent], &layer.latent_norm, LOW_RANK_EPSILON, &mut kept[..latent]);
@@ -64,7 +65,7 @@ pub(super) fn forward(
         query[latent..].copy_from_slice(&own(i)[nope..]);
     });
     weights.tiles(layer.key_up, cancel, |multiplier, first, view| {
-        let (kernels, threads, scratch) = (multiplier.kernels, multiplier.threads, multiplier.scratch);
+        let Means { kernels, threads, scratch, .. } = multiplier.means;
         let mut result = Ok(());
         let failed = std::sync::Mutex::new(&mut result);
         threads.chunks(queries, row, |i, query| {
@@ -112,7 +113,7 @@ pub(super) fn forward(
     let by_head = arena.take(w * value_width);
     let width = mla.v_head_dim;
     weights.tiles(layer.value_up, cancel, |multiplier, first, view| {
-        let (kernels, threads, scratch) = (multiplier.kernels, multiplier.threads, multiplier.scratch);
+        let Means { kernels, threads, scratch, .. } = multiplier.means;
         let mut result = Ok(());
         let failed = std::sync::Mutex::new(&mut result);
         threads.chunks(by_head, width * w, |head, out| {
@@ -134,13 +135,13 @@ pub(super) fn forward(
     to_columns(&weights.threads, by_head, w, value_width, values);
     if let Some(id) = layer.gate {
         let gate = arena.take(w * value_width);
-        weights.matmul(id, x, gate, cancel)?;
+        weights.matmul(id, &mut x, gate, cancel)?;
         weights.threads.chunks(values, value_width, |c, values| {
             kernels.gate(values, &gate[c * value_width..][..value_width]);
         });
     }
-    let values = columns(kernels, &weights.threads, values, value_width, inner)?;
-    weights.matmul(layer.output, values, out, cancel)
+    let mut values = Operand::new(kernels, &weights.threads, values, value_width, inner)?;
+    weights.matmul(layer.output, &mut values, out, cancel)
 }
 
 /// The rows of a head, `start..start + len`, that lie in a tile of `rows` rows from `first` on.

@@ -3,11 +3,12 @@
 use kimi_kernels::Route;
 use kimi_paging::{Budget, LeasedVec};
 
-use super::{Step, columns, mlp, to_columns};
+use super::{Step, mlp, to_columns};
 use crate::arena::Arena;
 use crate::config::{Config, MoeConfig};
 use crate::error::Error;
 use crate::layout::Moe;
+use crate::operand::Operand;
 
 /// The choices of the router in one pass.
 #[derive(Debug)]
@@ -53,21 +54,21 @@ pub(super) fn forward(step: &mut Step<'_>, layer: &Moe, x: &[f32], out: &mut [f3
     let (w, hidden, epsilon, situ) =
         (step.columns, step.config.hidden_size, step.config.rms_norm_eps, step.config.situ);
     let (bank, width, inner_width) = (&layer.experts, layer.experts.width, layer.experts.inner);
-    let Step { weights, index, cancel, phase, packed: [input, inner], routing, .. } = step;
+    let Step { weights, index, cancel, phase, operands: [input, inner], routing, .. } = step;
     let kernels = weights.kernels;
     let mut arena = Arena::new(phase);
 
     // The router first: its experts are read while the matrices up to their use are multiplied.
     let logits = arena.take(w * moe.num_experts);
-    let x_columns = columns(kernels, &weights.threads, x, hidden, input)?;
-    weights.matmul(layer.router, x_columns, logits, cancel)?;
+    let mut x_columns = Operand::new(kernels, &weights.threads, x, hidden, input)?;
+    weights.matmul(layer.router, &mut x_columns, logits, cancel)?;
     routing.choose(moe, &layer.bias, logits, kernels);
     weights.request_experts(index, bank, &routing.union)?;
 
     let latent = match &layer.latent {
         Some(latent) => {
             let y = arena.take(w * width);
-            weights.matmul(latent.down, x_columns, y, cancel)?;
+            weights.matmul(latent.down, &mut x_columns, y, cancel)?;
             &*y
         }
         None => x,
@@ -76,13 +77,13 @@ pub(super) fn forward(step: &mut Step<'_>, layer: &Moe, x: &[f32], out: &mut [f3
         Some(shared) => {
             let sum = arena.take(w * hidden);
             let [gate, up] = [(); 2].map(|()| arena.take(w * shared.width));
-            weights.matmul(shared.gate, x_columns, gate, cancel)?;
-            weights.matmul(shared.up, x_columns, up, cancel)?;
+            weights.matmul(shared.gate, &mut x_columns, gate, cancel)?;
+            weights.matmul(shared.up, &mut x_columns, up, cancel)?;
             weights.threads.chunks(gate, shared.width, |c, gate| {
                 kernels.situ(gate, &up[c * shared.width..][..shared.width], situ);
             });
-            let h = columns(kernels, &weights.threads, gate, shared.width, inner)?;
-            weights.matmul(shared.down, h, sum, cancel)?;
+            let mut h = Operand::new(kernels, &weights.threads, gate, shared.width, inner)?;
+            weights.matmul(shared.down, &mut h, sum, cancel)?;
             Some(&*sum)
         }
         None => None,
@@ -92,24 +93,24 @@ pub(super) fn forward(step: &mut Step<'_>, layer: &Moe, x: &[f32], out: &mut [f3
     sum.fill(0.0);
     let [expert_in, expert_out] = [(); 2].map(|()| arena.take(w * width));
     let [gate, up, product] = [(); 3].map(|()| arena.take(w * inner_width));
-    weights.experts(bank, &routing.union, cancel, |multiplier, id, [w1, w3, w2]| {
-        let (threads, scratch) = (multiplier.threads, multiplier.scratch);
+    weights.experts(bank, &routing.union, cancel, |means, id, [w1, w3, w2]| {
+        let threads = means.threads;
         let mut n = 0;
         for (c, _) in routing.users(id) {
             expert_in[n * width..][..width].copy_from_slice(&latent[c * width..][..width]);
             n += 1;
         }
-        let x = columns(kernels, threads, &expert_in[..n * width], width, inner)?;
+        let mut x = Operand::new(kernels, threads, &expert_in[..n * width], width, inner)?;
         let (gate, up) = (&mut gate[..n * inner_width], &mut up[..n * inner_width]);
-        kernels.matmul(threads, scratch, w1, x, gate)?;
-        kernels.matmul(threads, scratch, w3, x, up)?;
+        means.product(w1, &mut x, gate)?;
+        means.product(w3, &mut x, up)?;
         // Both lie row after row, which is as good as column after column to a pointwise gate.
         kernels.situ(gate, up, situ);
         let product = &mut product[..n * inner_width];
         to_columns(threads, gate, n, inner_width, product);
-        let h = columns(kernels, threads, product, inner_width, inner)?;
+        let mut h = Operand::new(kernels, threads, product, inner_width, inner)?;
         let result = &mut expert_out[..n * width];
-        kernels.matmul(threads, scratch, w2, h, result)?;
+        means.product(w2, &mut h, result)?;
         let result_columns = &mut expert_in[..n * width];
         to_columns(threads, result, n, width, result_columns);
         for ((c, weight), result) in routing.users(id).zip(result_columns.chunks_exact(width)) {
@@ -127,8 +128,8 @@ pub(super) fn forward(step: &mut Step<'_>, layer: &Moe, x: &[f32], out: &mut [f3
                 }
                 None => &*sum,
             };
-            let up = columns(kernels, &weights.threads, normed, width, inner)?;
-            weights.matmul(latent.up, up, out, cancel)?;
+            let mut up = Operand::new(kernels, &weights.threads, normed, width, inner)?;
+            weights.matmul(latent.up, &mut up, out, cancel)?;
         }
         None => out.copy_from_slice(sum),
     }

@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::SynthError;
+use crate::drive::free_bytes;
 
 /// What unfinished files are called, behind their name. Nobody else's files end so.
 const PARTIAL: &str = ".synth-partial";
@@ -158,20 +159,6 @@ pub(super) fn stored_bytes(file: &File) -> io::Result<Option<u64>> {
     #[cfg(not(unix))]
     {
         let _ = metadata;
-        Ok(None)
-    }
-}
-
-/// Bytes that a user may still write to the file system of a folder; `None` where the system does not tell.
-fn free_bytes(dir: &Path) -> io::Result<Option<u64>> {
-    #[cfg(unix)]
-    {
-        let stats = rustix::fs::statvfs(dir)?;
-        Ok(Some(stats.f_bavail.saturating_mul(stats.f_frsize)))
-    }
-    #[cfg(not(unix))]
-    {
-        let _ = dir;
         Ok(None)
     }
 }

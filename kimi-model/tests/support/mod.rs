@@ -204,3 +204,22 @@ pub(crate) fn rewrite(from: &Path, to: &Path, change: impl FnOnce(&mut Vec<Tenso
     let views = tensors.iter().map(|tensor| (tensor.name.clone(), tensor));
     safetensors::serialize_to_file(views, None, &to.join("model.safetensors")).unwrap();
 }
+
+/// All tensors of the safetensors files in a folder, by name.
+pub(crate) fn tensors_of(dir: &Path) -> BTreeMap<String, Tensor> {
+    let mut all = BTreeMap::new();
+    for file in std::fs::read_dir(dir).unwrap() {
+        let path = file.unwrap().path();
+        if path.extension().is_none_or(|extension| extension != "safetensors")
+            || path.ends_with("expected.safetensors")
+        {
+            continue;
+        }
+        let bytes = std::fs::read(&path).unwrap();
+        for (name, tensor) in safetensors::SafeTensors::deserialize(&bytes).unwrap().tensors() {
+            let (dtype, shape, bytes) = (tensor.dtype(), tensor.shape().to_vec(), tensor.data().to_vec());
+            all.insert(name.clone(), Tensor { name, dtype, shape, bytes });
+        }
+    }
+    all
+}

@@ -65,6 +65,34 @@ impl Entry {
         Self { runs: runs.into_iter().map(one_piece).collect(), row_bytes }
     }
 
+    /// Reads the bytes of the matrix that begin with byte `from`, at once and outside of any ring.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for bytes that the matrix does not have, and as [`Source::read_at`].
+    ///
+    /// # Panics
+    /// If `sources` lacks a source of the entry.
+    pub fn read(&self, sources: &[Arc<dyn Source>], from: u64, buf: &mut [u8]) -> Result<(), Error> {
+        let bytes = self.runs.iter().try_fold(0u64, |sum, run| sum.checked_add(run.bytes()?)).unwrap_or(0);
+        let end = from.saturating_add(buf.len() as u64);
+        if end > bytes {
+            return Err(Error::Setting {
+                what: "the end of a read",
+                expected: "inside the matrix",
+                found: end,
+            });
+        }
+        if buf.is_empty() {
+            return Ok(());
+        }
+        let mut pieces = Vec::new();
+        self.pieces(from, buf.len(), &mut pieces);
+        for Piece { source, offset, len, at } in pieces {
+            sources[source.index()].read_at(offset, &mut buf[at..at + len])?;
+        }
+        Ok(())
+    }
+
     /// Writes the ranges that hold `len` bytes from byte `from` of the matrix to `pieces`, neighbours in a file joined.
     pub(super) fn pieces(&self, from: u64, len: usize, pieces: &mut Vec<Piece>) {
         pieces.clear();
@@ -258,6 +286,16 @@ mod tests {
         let elsewhere = Run { source: SourceId::new(1), ..run(4, 4, 1, 4) };
         Entry::from_runs([run(0, 4, 1, 4), elsewhere], 4).pieces(0, 8, &mut pieces);
         assert_eq!(pieces.len(), 2);
+    }
+
+    #[test]
+    fn an_entry_is_read_across_its_runs() {
+        let source: Arc<dyn Source> = Arc::new(crate::MemorySource::new("m", (0..140).collect::<Vec<u8>>()));
+        let entry = Entry::from_runs([run(100, 4, 3, 10), run(0, 2, 5, 2)], 2);
+        let mut buf = [0; 8];
+        entry.read(&[Arc::clone(&source)], 6, &mut buf).unwrap();
+        assert_eq!(buf, [112, 113, 120, 121, 122, 123, 0, 1]);
+        assert!(matches!(entry.read(&[source], 20, &mut buf), Err(Error::Setting { found: 28, .. })));
     }
 
     #[test]

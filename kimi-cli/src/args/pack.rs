@@ -1,0 +1,122 @@
+//! Arguments of `pack`, `unpack` and `verify`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use kimi_quant::Encoding;
+
+use super::parse_size;
+
+#[derive(Debug, Args)]
+pub(crate) struct PackArgs {
+    /// Folder with config.json and safetensors files as released
+    #[arg(value_name = "SRC")]
+    pub(crate) source: PathBuf,
+    /// Folder to write the packed model to; an interrupted run goes on where it stopped
+    #[arg(value_name = "DST")]
+    pub(crate) target: PathBuf,
+    /// How the matrices of the layers are stored: bf12 (no loss, a quarter less), bf16, i8, i6, i4, i3, i2 with
+    /// `:g32|g64|g128`, `:zp` or `:cb`, and `:f16`, or mxfp4
+    #[arg(long, value_name = "SPEC", default_value = "bf12")]
+    pub(crate) trunk: Encoding,
+    /// How the routed experts are stored: keep (no loss), mxfp4, i4, i3, i2 or any other SPEC of fixed size
+    #[arg(long, value_name = "SPEC", default_value = "keep", value_parser = parse_experts)]
+    pub(crate) experts: Experts,
+    /// How the output matrix is stored [default: as a lossless trunk, else i8:g128]
+    #[arg(long, value_name = "SPEC")]
+    pub(crate) lm_head: Option<Encoding>,
+    /// How the embedding is stored [default: as a lossless trunk, else i8:g128]
+    #[arg(long, value_name = "SPEC")]
+    pub(crate) embed: Option<Encoding>,
+    /// Another SPEC for the matrices whose names match a pattern with `*` and `?`; the last that matches wins
+    #[arg(long = "set", value_name = "PATTERN=SPEC", value_parser = parse_override)]
+    pub(crate) overrides: Vec<(String, Encoding)>,
+    /// Show what would be written, and stop
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Free the storage of what has been written and verified in the files of SRC, which cannot be used afterwards
+    #[arg(long)]
+    pub(crate) reclaim: bool,
+    /// Most memory that the program may take, like 2GB
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub(crate) ram: Option<u64>,
+    /// Threads [default: what affinity and CPU quota allow]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) threads: Option<u16>,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UnpackArgs {
+    /// Folder of a packed model
+    #[arg(value_name = "SRC")]
+    pub(crate) source: PathBuf,
+    /// Folder to write the checkpoint to; it must be empty or not exist yet
+    #[arg(value_name = "DST")]
+    pub(crate) target: PathBuf,
+    /// Write the nearest BF16 where weights were packed with loss
+    #[arg(long)]
+    pub(crate) lossy: bool,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct VerifyArgs {
+    /// Folder of a model
+    pub(crate) model: PathBuf,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+/// What a long command says.
+#[derive(Debug, Clone, Copy, Args)]
+pub(crate) struct OutputArgs {
+    /// Print a JSON report
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Say nothing but errors
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+}
+
+/// How experts are stored; `None` as they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Experts(pub(crate) Option<Encoding>);
+
+fn parse_experts(text: &str) -> Result<Experts, String> {
+    match text {
+        "keep" => Ok(Experts(None)),
+        _ => Ok(Experts(Some(parse_encoding(text)?))),
+    }
+}
+
+fn parse_override(text: &str) -> Result<(String, Encoding), String> {
+    match text.rsplit_once('=') {
+        Some((pattern, spec)) if !pattern.is_empty() => Ok((pattern.to_owned(), parse_encoding(spec)?)),
+        _ => Err("must be PATTERN=SPEC, like '*.o_proj.weight=i8'".to_owned()),
+    }
+}
+
+fn parse_encoding(text: &str) -> Result<Encoding, String> {
+    text.parse().map_err(|error| format!("{error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_and_encodings_are_told_apart() {
+        assert_eq!(
+            parse_override("*.o_proj.weight=i4:g64"),
+            Ok(("*.o_proj.weight".to_owned(), "i4:g64".parse().unwrap()))
+        );
+        for text in ["", "=i4", "*.o_proj", "*=q4_k"] {
+            assert!(parse_override(text).is_err(), "{text}");
+        }
+        assert_eq!(parse_experts("keep"), Ok(Experts(None)));
+        assert!(parse_experts("small").is_err());
+    }
+}

@@ -1,0 +1,20 @@
+//! A bar for work that is counted in bytes.
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+/// What the bar shows.
+const TEMPLATE: &str =
+    "{decimal_bytes} of {decimal_total_bytes}, {decimal_bytes_per_sec}, {eta} left {wide_bar} {msg}";
+
+/// A bar on the standard error, or none. Without a terminal nothing is drawn.
+pub(crate) fn bar(quiet: bool) -> ProgressBar {
+    let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+    let style = ProgressStyle::with_template(TEMPLATE).expect("the template is well formed");
+    ProgressBar::with_draw_target(None, target).with_style(style)
+}
+
+/// Moves a bar.
+pub(crate) fn show(bar: &ProgressBar, done: u64, total: u64) {
+    bar.set_length(total);
+    bar.set_position(done);
+}

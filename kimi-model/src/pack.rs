@@ -1,0 +1,513 @@
+//! From a released checkpoint to a packed model: fewer bytes, in the order of their use.
+//!
+//! Files are written one after another, each under another name until it is on the drive and its checksums have been read
+//! back. A journal beside them lists those that are finished; an interrupted run goes on after the last of them.
+
+mod encode;
+mod journal;
+mod recipe;
+mod reclaim;
+mod work;
+mod writer;
+
+use std::hash::Hasher;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+
+use kimi_kernels::Threads;
+use kimi_quant::{Encoding, MatrixView, Mxfp4View, bf12};
+use rayon::prelude::*;
+use serde::Serialize;
+use twox_hash::XxHash3_64;
+
+use self::encode::{EncodeError, encode};
+use self::journal::Journal;
+use self::work::{BankWork, FileWork, MatrixWork};
+use crate::drive::free_bytes;
+use crate::error::Error;
+use crate::model::Model;
+use crate::packed::{
+    BankInfo, FileInfo, HEADER_BYTES, JOURNAL_FILE, MANIFEST_FILE, MatrixInfo, Tile, seal, seed,
+};
+use crate::verify::check_file;
+
+pub(crate) use self::recipe::keeps;
+pub use self::recipe::{EIGHT_BITS, KEPT, Recipe};
+pub(crate) use self::writer::{TensorFile, io_error, write_whole};
+
+/// How to pack a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PackOptions {
+    /// The encoding of every part.
+    pub recipe: Recipe,
+    /// Ceiling of the memory of buffers; `None` takes as many threads as there are.
+    pub ram_bytes: Option<u64>,
+    /// Threads; `None` takes what affinity and CPU quota allow. The result does not depend on it.
+    pub threads: Option<usize>,
+    /// Free the storage of what has been written and verified in the source's files, which are of no use afterwards.
+    pub reclaim: bool,
+}
+
+impl PackOptions {
+    /// A recipe, with defaults for the rest.
+    pub fn new(recipe: Recipe) -> Self {
+        Self { recipe, ram_bytes: None, threads: None, reclaim: false }
+    }
+}
+
+/// How far a model is packed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PackProgress {
+    /// Bytes of the source that are done, those of earlier runs included.
+    pub done_bytes: u64,
+    /// Bytes of the source.
+    pub total_bytes: u64,
+    /// Bytes of the source that earlier runs had done.
+    pub resumed_bytes: u64,
+    /// The file that is being written.
+    pub file: String,
+}
+
+/// What a packed model is, or would be.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct PackReport {
+    /// Files with tensors.
+    pub files: usize,
+    /// Files that were there from an interrupted run.
+    pub resumed_files: usize,
+    /// Bytes of the source's tensors.
+    pub source_bytes: u64,
+    /// Bytes of the files; before packing an estimate, as the size of BF12 depends on the weights.
+    pub packed_bytes: u64,
+    /// Bytes of the source whose storage was freed.
+    pub reclaimed_bytes: u64,
+    /// Every weight keeps its bits.
+    pub lossless: bool,
+    /// Bytes by encoding, as the source has them and as they are packed.
+    pub encodings: Vec<EncodingSize>,
+}
+
+/// The matrices of one encoding.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct EncodingSize {
+    /// The encoding.
+    pub encoding: String,
+    /// Matrices; an expert has three.
+    pub matrices: u64,
+    /// Their weights.
+    pub weights: u64,
+    /// Bytes of their tiles.
+    pub bytes: u64,
+}
+
+/// Files that are copied along: everything small that holds no tensors.
+const LARGEST_COPY: u64 = 64 << 20;
+
+/// What BF12 takes beyond its planes, in parts of a thousand: an estimate, as patches depend on the weights.
+const PATCHES_PER_MILLE: usize = 10;
+
+/// What packing will write, without writing it.
+///
+/// # Errors
+/// As [`pack`], as far as they can be known before.
+pub fn estimate(model: &Model, recipe: &Recipe) -> Result<PackReport, Error> {
+    refuse_packed(model)?;
+    let files = work::files(model, recipe)?;
+    let patched = |bytes: usize| bytes + bytes * PATCHES_PER_MILLE / 1000;
+    let mut report = PackReport::new(model, &files);
+    for file in &files {
+        report.packed_bytes += file.target_bytes(model, patched)?;
+        for matrix in &file.matrices {
+            let payload = matrix.payload()?;
+            let payload = if matrix.target == Encoding::Bf12 { patched(payload) } else { payload };
+            let bytes = matrix.tiles() as u64 * MatrixWork::stride(payload) as u64;
+            report.add(matrix.target, 1, matrix.rows as u64 * matrix.cols as u64, bytes);
+        }
+        if let Some(BankWork { bank, target, layout }) = &file.bank {
+            let experts = bank.count as u64;
+            let weights = 3 * experts * bank.width as u64 * bank.inner as u64;
+            report.add(*target, 3 * experts, weights, experts * layout.stride() as u64);
+        }
+    }
+    Ok(report)
+}
+
+/// Packs the model of the folder `source` into the folder `target`.
+///
+/// `progress` is called from time to time. After an interruption, by `cancel` or by anything else, the same call goes on with
+/// the file that was being written.
+///
+/// # Errors
+/// [`Error::Pack`] when the target holds something else or was begun with other options, or the drive is too small;
+/// [`Error::Tensor`] for weights that cannot be stored; errors of reading and writing; [`Error::Cancelled`].
+pub fn pack(
+    model: &Model,
+    source: &Path,
+    target: &Path,
+    options: &PackOptions,
+    progress: &dyn Fn(&PackProgress),
+    cancel: &AtomicBool,
+) -> Result<PackReport, Error> {
+    refuse_packed(model)?;
+    let files = work::files(model, &options.recipe)?;
+    let estimate = estimate(model, &options.recipe)?;
+    let mut journal = Journal::open(target, model, &options.recipe)?;
+    if journal.is_empty() {
+        let free = free_bytes(target).map_err(io_error("ask for the free space of", target))?;
+        if free.is_some_and(|free| free < estimate.packed_bytes) && !options.reclaim {
+            let (needed, free) = (estimate.packed_bytes as f64 / 1e9, free.unwrap_or(0) as f64 / 1e9);
+            return Err(refused(target, format!("needs {needed:.1} GB, {free:.1} GB are free")));
+        }
+    }
+    let threads = threads(&files, options)?;
+    let packer = Packer { model, threads: &threads, cancel };
+    let total_bytes = files.iter().map(|file| file.source_bytes(model)).sum();
+    let resumed_bytes =
+        files.iter().filter(|file| journal.has(&file.name)).map(|file| file.source_bytes(model)).sum();
+    let mut report = PackReport { packed_bytes: 0, encodings: Vec::new(), ..estimate };
+    let mut done_bytes = resumed_bytes;
+    for file in &files {
+        let step = |bytes: u64| {
+            let file = file.name.clone();
+            progress(&PackProgress { done_bytes: done_bytes + bytes, total_bytes, resumed_bytes, file });
+        };
+        if journal.has(&file.name) {
+            report.resumed_files += 1;
+        } else {
+            step(0);
+            let mut written = packer.file(file, target, &step)?;
+            let info = check_file(target, &file.name, &written, cancel)?;
+            written.files.push(info);
+            journal.add(written)?;
+            done_bytes += file.source_bytes(model);
+        }
+        if options.reclaim {
+            report.reclaimed_bytes += reclaim::free(model, file)?;
+        }
+    }
+    copy_others(source, target)?;
+    journal.finish(&mut report)
+}
+
+/// What was written to a file: the parts of a manifest.
+#[derive(Debug, Default)]
+pub(crate) struct Written {
+    pub(crate) matrices: Vec<(String, MatrixInfo)>,
+    pub(crate) experts: Vec<(String, BankInfo)>,
+    pub(crate) files: Vec<FileInfo>,
+}
+
+fn refuse_packed(model: &Model) -> Result<(), Error> {
+    match model.checkpoint.manifest() {
+        Some(_) => {
+            let dir = model.checkpoint.dir();
+            Err(refused(dir, "is packed already; pack the checkpoint that it was made from".to_owned()))
+        }
+        None => Ok(()),
+    }
+}
+
+pub(crate) fn refused(dir: &Path, reason: String) -> Error {
+    Error::Pack { dir: dir.to_path_buf(), reason }
+}
+
+/// As many threads as the memory allows.
+fn threads(files: &[FileWork<'_>], options: &PackOptions) -> Result<Threads, Error> {
+    let available = || std::thread::available_parallelism().map_or(1, usize::from);
+    let mut count = options.threads.unwrap_or_else(available).max(1);
+    if let Some(ram) = options.ram_bytes {
+        let process = kimi_paging::current_rss_bytes().unwrap_or(0);
+        let largest = files.iter().map(|file| {
+            let matrices = file.matrices.iter().map(|matrix| {
+                let rows = matrix.tile_rows.min(matrix.rows) as u64;
+                // The source's rows, float32 of a few of them, and the tile twice while it is made.
+                rows * matrix.row_bytes + 64 * matrix.cols as u64 * 8 + 2 * rows * matrix.cols as u64
+            });
+            let bank = file.bank.as_ref().map_or(0, |work| {
+                work.bank.expert_bytes() + 3 * work.layout.stride() as u64 + 512 * work.bank.width as u64
+            });
+            matrices.max().unwrap_or(0).max(bank)
+        });
+        let each = largest.max().unwrap_or(0).max(1);
+        let fitting = ram.saturating_sub(process) / each;
+        if fitting == 0 {
+            let needed = (process + each) as f64 / 1e6;
+            let reason =
+                format!("packing needs {needed:.0} MB of memory, {:.0} MB are allowed", ram as f64 / 1e6);
+            return Err(Error::Pack { dir: PathBuf::new(), reason });
+        }
+        count = count.min(usize::try_from(fitting).unwrap_or(usize::MAX));
+    }
+    Ok(Threads::new(count)?)
+}
+
+impl PackReport {
+    fn new(model: &Model, files: &[FileWork<'_>]) -> Self {
+        Self {
+            files: files.len(),
+            resumed_files: 0,
+            source_bytes: files.iter().map(|file| file.source_bytes(model)).sum(),
+            packed_bytes: 0,
+            reclaimed_bytes: 0,
+            lossless: files.iter().all(FileWork::is_lossless),
+            encodings: Vec::new(),
+        }
+    }
+
+    pub(crate) fn add(&mut self, encoding: Encoding, matrices: u64, weights: u64, bytes: u64) {
+        let name = encoding.to_string();
+        let at = self.encodings.iter().position(|size| size.encoding == name).unwrap_or_else(|| {
+            self.encodings.push(EncodingSize { encoding: name, matrices: 0, weights: 0, bytes: 0 });
+            self.encodings.len() - 1
+        });
+        let size = &mut self.encodings[at];
+        size.matrices += matrices;
+        size.weights += weights;
+        size.bytes += bytes;
+    }
+}
+
+/// Whoever turns one file after another from the source's tensors into tiles.
+struct Packer<'a> {
+    model: &'a Model,
+    threads: &'a Threads,
+    cancel: &'a AtomicBool,
+}
+
+/// A tile and the bytes that it was made from.
+struct Encoded {
+    tile: Vec<u8>,
+    source: Vec<u8>,
+}
+
+impl Packer<'_> {
+    fn check(&self) -> Result<(), Error> {
+        crate::weights::check(self.cancel)
+    }
+
+    fn tensor_error(&self, tensor: &str, error: &EncodeError) -> Error {
+        let dir = self.model.checkpoint.dir().to_path_buf();
+        Error::Tensor { dir, tensor: tensor.to_owned(), reason: error.to_string() }
+    }
+
+    fn file(&self, work: &FileWork<'_>, dir: &Path, step: &dyn Fn(u64)) -> Result<Written, Error> {
+        let names = work.matrices.iter().map(|matrix| matrix.tensor.as_str());
+        let names = names.chain(work.bank.as_ref().map(|work| work.bank.name.as_ref()));
+        let names = names.chain(work.copies.iter().map(String::as_str));
+        let mut file = TensorFile::create(dir.join(&work.name), names)?;
+        let (mut written, mut done) = (Written::default(), 0);
+        for matrix in &work.matrices {
+            let info = self.matrix(matrix, &mut file, &|bytes| step(done + bytes))?;
+            written.matrices.push((matrix.tensor.clone(), info));
+            done += matrix.source_bytes();
+        }
+        if let Some(bank) = &work.bank {
+            let info = self.bank(bank, &mut file, step)?;
+            written.experts.push((bank.bank.name.to_string(), info));
+        }
+        self.copies(&work.copies, &mut file)?;
+        self.check()?;
+        file.finish()?;
+        Ok(written)
+    }
+
+    /// The source's rows of a tile.
+    fn source_tile(&self, work: &MatrixWork<'_>, tile: usize) -> Result<Vec<u8>, Error> {
+        self.check()?;
+        let rows = work.rows_of(tile);
+        let mut bytes = vec![0; rows.len() * work.row_bytes as usize];
+        let sources = self.model.checkpoint.index().sources();
+        work.entry.read(sources, rows.start as u64 * work.row_bytes, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Calls `make` for the numbers below `count` on all threads and `take` for the results in their order, a few at a time.
+    fn in_order<T: Send>(
+        &self,
+        count: usize,
+        make: impl Fn(usize) -> Result<T, Error> + Sync + Send,
+        mut take: impl FnMut(usize, T) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let batch = self.threads.count();
+        for first in (0..count).step_by(batch) {
+            let numbers = first..count.min(first + batch);
+            let made: Vec<_> =
+                self.threads.run(|| numbers.into_par_iter().map(&make).collect::<Result<_, _>>())?;
+            for (i, made) in made.into_iter().enumerate() {
+                take(first + i, made)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn matrix(
+        &self,
+        work: &MatrixWork<'_>,
+        file: &mut TensorFile,
+        step: &dyn Fn(u64),
+    ) -> Result<MatrixInfo, Error> {
+        let mut target = work.target;
+        let mut payload = work.payload()?;
+        if target == Encoding::Bf12 {
+            // All tiles have the size of the largest, which has to be known before the first is written.
+            payload = 0;
+            let size = |tile| {
+                let rows = work.rows_of(tile).len();
+                Ok(bf12::encoded_size([rows, work.cols], &self.source_tile(work, tile)?)?)
+            };
+            self.in_order(work.tiles(), size, |_, bytes| {
+                payload = payload.max(bytes);
+                Ok(())
+            })?;
+            let plain = Encoding::Bf16.matrix_bytes([work.tile_rows.min(work.rows), work.cols])?;
+            if payload >= plain {
+                (target, payload) = (Encoding::Bf16, plain);
+            }
+        }
+        let (stride, seed) = (MatrixWork::stride(payload), seed(&work.tensor));
+        let (tiles, bytes) = (work.tiles() as u64, work.tiles() as u64 * stride as u64);
+        file.tensor(&work.tensor, "U8", &[tiles, stride as u64], bytes);
+        let lossless = keeps(work.source, target);
+        let make = |number| {
+            let source = self.source_tile(work, number)?;
+            let rows = work.rows_of(number);
+            let view = MatrixView::new(work.source, [rows.len(), work.cols], &source)?;
+            let mut tile = Vec::with_capacity(stride);
+            tile.resize(HEADER_BYTES, 0);
+            encode(view, &source, target, &mut tile)
+                .map_err(|error| self.tensor_error(&work.tensor, &error))?;
+            let header = Tile { encoding: target, rows: rows.len(), cols: work.cols, first: rows.start };
+            self.seal(&header, &work.tensor, seed, &mut tile)?;
+            let source = if lossless { source } else { Vec::new() };
+            Ok(Encoded { tile, source })
+        };
+        let mut hash = XxHash3_64::new();
+        self.in_order(work.tiles(), make, |number, Encoded { tile, source }| {
+            hash.write(&source);
+            file.write(&tile)?;
+            file.pad(stride - tile.len())?;
+            step(work.rows_of(number).end as u64 * work.row_bytes);
+            Ok(())
+        })?;
+        let dtype = if work.source == Encoding::F32 { "F32" } else { "BF16" };
+        Ok(MatrixInfo {
+            encoding: target.to_string(),
+            rows: work.rows,
+            cols: work.cols,
+            tile_rows: work.tile_rows,
+            dtype: dtype.to_owned(),
+            source_xxh3: lossless.then(|| format!("{:016x}", hash.finish())),
+        })
+    }
+
+    fn seal(&self, header: &Tile, tensor: &str, seed: u64, tile: &mut [u8]) -> Result<(), Error> {
+        seal(header, seed, tile).ok_or_else(|| Error::Tensor {
+            dir: self.model.checkpoint.dir().to_path_buf(),
+            tensor: tensor.to_owned(),
+            reason: "has more rows, columns or bytes than a tile can say".to_owned(),
+        })
+    }
+
+    fn bank(
+        &self,
+        work: &BankWork<'_>,
+        file: &mut TensorFile,
+        step: &dyn Fn(u64),
+    ) -> Result<BankInfo, Error> {
+        let BankWork { bank, target, layout } = work;
+        let index = self.model.checkpoint.index();
+        let (stride, seed) = (layout.stride(), seed(&bank.name));
+        let lossless = keeps(bank.encoding, *target);
+        file.tensor(&bank.name, "U8", &[bank.count as u64, stride as u64], bank.count as u64 * stride as u64);
+        let make = |expert: usize| {
+            self.check()?;
+            let expert = expert as u32;
+            let parts = bank.parts(index, expert);
+            let planes = parts.as_ref().iter().map(|extent| {
+                let mut bytes = vec![0; extent.len as usize];
+                index.source(extent.source).read_at(extent.offset, &mut bytes)?;
+                Ok(bytes)
+            });
+            let planes = planes.collect::<Result<Vec<_>, Error>>()?;
+            let shapes = [[bank.inner, bank.width], [bank.inner, bank.width], [bank.width, bank.inner]];
+            let mut tile = Vec::with_capacity(stride);
+            let per_matrix = planes.len() / shapes.len();
+            for ((shape, planes), range) in
+                shapes.into_iter().zip(planes.chunks(per_matrix)).zip(layout.ranges())
+            {
+                tile.resize(HEADER_BYTES + range.start, 0);
+                let view = match planes {
+                    [codes, scales] => Mxfp4View::new(shape, codes, scales)?.into(),
+                    _ => MatrixView::new(bank.encoding, shape, &planes[0])?,
+                };
+                let encoded = encode(view, &planes[0], *target, &mut tile);
+                encoded.map_err(|error| self.tensor_error(&format!("{}.{expert}", bank.name), &error))?;
+            }
+            self.seal(&layout.tile(expert), &bank.name, seed, &mut tile)?;
+            let source = if lossless { planes.concat() } else { Vec::new() };
+            Ok(Encoded { tile, source })
+        };
+        let mut hash = XxHash3_64::new();
+        self.in_order(bank.count, make, |expert, Encoded { tile, source }| {
+            hash.write(&source);
+            file.write(&tile)?;
+            file.pad(stride - tile.len())?;
+            step((expert as u64 + 1) * bank.expert_bytes());
+            Ok(())
+        })?;
+        let parts = bank.dtypes(index);
+        Ok(BankInfo {
+            encoding: target.to_string(),
+            count: bank.count,
+            inner: bank.inner,
+            width: bank.width,
+            dtypes: parts,
+            source_xxh3: lossless.then(|| format!("{:016x}", hash.finish())),
+        })
+    }
+
+    /// Tensors that are copied as they are, those of wider elements first, so that each is aligned.
+    fn copies(&self, names: &[String], file: &mut TensorFile) -> Result<(), Error> {
+        const PIECE: u64 = 4 << 20;
+        let index = self.model.checkpoint.index();
+        let mut tensors: Vec<_> = names.iter().filter_map(|name| Some((name, index.find(name)?))).collect();
+        let bits = |dtype: kimi_paging::Dtype| std::cmp::Reverse(dtype.bits().unwrap_or(0));
+        tensors.sort_by_key(|(_, info)| bits(info.dtype));
+        for (name, info) in tensors {
+            file.tensor(name, &info.dtype.to_string(), info.shape, info.bytes);
+            let mut at = 0;
+            while at < info.bytes {
+                self.check()?;
+                let mut bytes = vec![0; PIECE.min(info.bytes - at) as usize];
+                index.source(info.source).read_at(info.offset + at, &mut bytes)?;
+                file.write(&bytes)?;
+                at += bytes.len() as u64;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Copies what belongs to a model beside its tensors: configuration, tokenizer, templates.
+fn copy_others(source: &Path, target: &Path) -> Result<(), Error> {
+    let entries = std::fs::read_dir(source).map_err(io_error("list", source))?;
+    for entry in entries {
+        let path = entry.map_err(io_error("list", source))?.path();
+        let Some(name) = path.file_name() else { continue };
+        let text = name.to_string_lossy();
+        let tensors = text.ends_with(".safetensors") || text.ends_with(".safetensors.index.json");
+        // Links, as in a download cache, are followed.
+        let metadata = std::fs::metadata(&path).map_err(io_error("read", &path))?;
+        let ours = text == MANIFEST_FILE || text == JOURNAL_FILE;
+        if tensors || ours || !metadata.is_file() || metadata.len() > LARGEST_COPY {
+            continue;
+        }
+        let bytes = std::fs::read(&path).map_err(io_error("read", &path))?;
+        write_whole(&target.join(name), &bytes)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,154 @@
+//! Safetensors files that exist under their name only when they are whole.
+
+use std::fmt::Write as _;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use crate::error::Error;
+use crate::packed::BLOCK;
+
+/// What unfinished files are called, behind their name.
+pub(crate) const PARTIAL: &str = ".partial";
+
+/// Characters of a header entry beside the name, at most: type, four dimensions and two offsets of 20 digits.
+const ENTRY_BYTES: usize = 256;
+
+/// A safetensors file under construction: tensors are written one after another, the header at last.
+#[derive(Debug)]
+pub(crate) struct TensorFile {
+    path: PathBuf,
+    partial: PathBuf,
+    file: BufWriter<File>,
+    header: String,
+    /// Bytes kept free for the header, its length included.
+    reserve: usize,
+    /// Bytes of data so far, and where the tensor that is being written ends.
+    written: u64,
+    end: u64,
+}
+
+impl TensorFile {
+    /// Begins a file for tensors of these names.
+    pub(crate) fn create<'a>(path: PathBuf, names: impl Iterator<Item = &'a str>) -> Result<Self, Error> {
+        let partial = path
+            .with_file_name(format!("{}{PARTIAL}", path.file_name().unwrap_or_default().to_string_lossy()));
+        let file = File::create(&partial).map_err(io_error("create", &partial))?;
+        let header_bytes: usize = names.map(|name| name.len() + ENTRY_BYTES).sum();
+        let reserve = (header_bytes + ENTRY_BYTES).next_multiple_of(BLOCK);
+        let mut file = BufWriter::with_capacity(1 << 20, file);
+        file.seek(SeekFrom::Start(reserve as u64)).map_err(io_error("write", &partial))?;
+        let header = "{\"__metadata__\":{\"format\":\"pt\"}".to_owned();
+        Ok(Self { path, partial, file, header, reserve, written: 0, end: 0 })
+    }
+
+    /// Begins a tensor of `bytes` bytes, which [`write`](Self::write) must bring.
+    pub(crate) fn tensor(&mut self, name: &str, dtype: &str, shape: &[u64], bytes: u64) {
+        assert_eq!(self.written, self.end, "the tensor before is whole");
+        self.end += bytes;
+        let name = serde_json::Value::from(name);
+        write!(
+            self.header,
+            ",{name}:{{\"dtype\":\"{dtype}\",\"shape\":{shape:?},\"data_offsets\":[{},{}]}}",
+            self.written, self.end
+        )
+        .expect("a string takes any text");
+    }
+
+    /// Appends bytes of the tensor that was begun last.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.written += bytes.len() as u64;
+        assert!(self.written <= self.end, "a tensor holds what it was begun for");
+        self.file.write_all(bytes).map_err(io_error("write", &self.partial))
+    }
+
+    /// Appends zeros up to a size of the tensor's part that is a multiple of `stride` from its beginning.
+    pub(crate) fn pad(&mut self, bytes: usize) -> Result<(), Error> {
+        const ZEROS: [u8; BLOCK] = [0; BLOCK];
+        let mut left = bytes;
+        while left > 0 {
+            let part = left.min(BLOCK);
+            self.write(&ZEROS[..part])?;
+            left -= part;
+        }
+        Ok(())
+    }
+
+    /// Writes the header, puts everything on the drive and gives the file its name. Returns its size.
+    pub(crate) fn finish(mut self) -> Result<u64, Error> {
+        assert_eq!(self.written, self.end, "the last tensor is whole");
+        self.header.push('}');
+        let room = self.reserve - 8;
+        assert!(self.header.len() <= room, "the names were counted");
+        self.header.extend(std::iter::repeat_n(' ', room - self.header.len()));
+        let done = (|| {
+            self.file.flush()?;
+            let file = self.file.get_mut();
+            file.seek(SeekFrom::Start(0))?;
+            file.write_all(&(room as u64).to_le_bytes())?;
+            file.write_all(self.header.as_bytes())?;
+            file.sync_all()
+        })();
+        done.map_err(io_error("write", &self.partial))?;
+        fs::rename(&self.partial, &self.path).map_err(io_error("rename", &self.partial))?;
+        sync_dir(&self.path)?;
+        Ok(self.reserve as u64 + self.written)
+    }
+}
+
+/// Writes a small file so that it is there whole or not at all.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    let partial =
+        path.with_file_name(format!("{}{PARTIAL}", path.file_name().unwrap_or_default().to_string_lossy()));
+    let write = || {
+        let mut file = File::create(&partial)?;
+        file.write_all(bytes)?;
+        file.sync_all()
+    };
+    write().map_err(io_error("write", &partial))?;
+    fs::rename(&partial, path).map_err(io_error("rename", &partial))?;
+    sync_dir(path)
+}
+
+/// Puts the names of a folder on the drive; other systems than Unix cannot open one.
+fn sync_dir(file: &Path) -> Result<(), Error> {
+    if cfg!(unix) {
+        let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(dir).and_then(|dir| dir.sync_all()).map_err(io_error("sync", dir))?;
+    }
+    Ok(())
+}
+
+/// An error of the system about one path.
+pub(crate) fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
+    let path = path.to_path_buf();
+    move |source| Error::Paging(kimi_paging::Error::Io { operation, path, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_has_its_name_only_when_it_is_whole_and_any_reader_opens_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.safetensors");
+        let names = ["first \"name\"", "second"];
+        let mut file = TensorFile::create(path.clone(), names.into_iter()).unwrap();
+        file.tensor(names[0], "U8", &[2, 4096], 8192);
+        file.write(&[1; 100]).unwrap();
+        file.pad(8092).unwrap();
+        file.tensor(names[1], "F32", &[], 4);
+        file.write(&2.5f32.to_le_bytes()).unwrap();
+        assert!(!path.exists());
+        let size = file.finish().unwrap();
+        let bytes = fs::read(&path).unwrap();
+        assert_eq!(bytes.len() as u64, size);
+        let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        assert_eq!(tensors.tensor(names[0]).unwrap().shape(), [2, 4096]);
+        let offset = tensors.tensor(names[0]).unwrap().data().as_ptr() as usize - bytes.as_ptr() as usize;
+        assert!(offset.is_multiple_of(BLOCK));
+        assert_eq!(tensors.tensor(names[1]).unwrap().data(), 2.5f32.to_le_bytes());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+}

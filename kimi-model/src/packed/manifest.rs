@@ -1,0 +1,151 @@
+//! `kimi.json`: what a packed model is made of.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+
+/// The file that makes a folder a packed model. It is written last.
+pub(crate) const MANIFEST_FILE: &str = "kimi.json";
+
+/// The file that lists what an unfinished run of packing has written.
+pub(crate) const JOURNAL_FILE: &str = "kimi-pack.json";
+
+/// The version that this code writes and reads.
+pub(crate) const FORMAT: u32 = 1;
+
+/// The contents of [`MANIFEST_FILE`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Manifest {
+    /// [`FORMAT`].
+    pub(crate) format: u32,
+    /// The preset that was asked for, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) preset: Option<String>,
+    /// What was asked for.
+    #[serde(default)]
+    pub(crate) recipe: BTreeMap<String, String>,
+    /// Every weight has the bits of the source.
+    pub(crate) lossless: bool,
+    pub(crate) source: SourceInfo,
+    /// Every packed matrix by the name of its tensor.
+    pub(crate) matrices: BTreeMap<String, MatrixInfo>,
+    /// The experts of each layer by the name of their tensor.
+    pub(crate) experts: BTreeMap<String, BankInfo>,
+    pub(crate) files: Vec<FileInfo>,
+}
+
+/// Where a packed model came from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct SourceInfo {
+    pub(crate) tensors: u64,
+    pub(crate) bytes: u64,
+    /// SHA-256 over the names, types, shapes and sizes of all tensors, and the configuration.
+    pub(crate) fingerprint: String,
+}
+
+/// A matrix and its tiles.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct MatrixInfo {
+    pub(crate) encoding: String,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) tile_rows: usize,
+    /// The type in the source, as safetensors spells it.
+    pub(crate) dtype: String,
+    /// XXH3-64 of the source's bytes, row after row; where they are kept without loss.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) source_xxh3: Option<String>,
+}
+
+/// The experts of a layer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct BankInfo {
+    pub(crate) encoding: String,
+    pub(crate) count: usize,
+    pub(crate) inner: usize,
+    pub(crate) width: usize,
+    /// The types of weights and scales in the source.
+    pub(crate) dtypes: Vec<String>,
+    /// XXH3-64 of the source's bytes: expert after expert `w1`, `w3`, `w2`, of each the weights and then the scales; where they
+    /// are kept without loss.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) source_xxh3: Option<String>,
+}
+
+/// A file of the folder.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FileInfo {
+    pub(crate) name: String,
+    pub(crate) bytes: u64,
+    pub(crate) sha256: String,
+}
+
+impl Manifest {
+    /// Reads the manifest of a folder; `None` where there is none, as in released checkpoints.
+    ///
+    /// # Errors
+    /// [`Error::Manifest`] for a file that cannot be read, is no manifest, or is of a later version.
+    pub(crate) fn read(dir: &Path) -> Result<Option<Self>, Error> {
+        let path = dir.join(MANIFEST_FILE);
+        match std::fs::read(&path) {
+            Ok(json) => Self::parse(&json, &path).map(Some),
+            Err(_) if dir.join(JOURNAL_FILE).is_file() => {
+                let reason = "packing is not finished; run the same `pack` command again to go on with it";
+                Err(Error::Manifest { path: dir.join(JOURNAL_FILE), reason: reason.to_owned() })
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => Ok(None),
+            Err(error) => Err(Error::Manifest { path, reason: error.to_string() }),
+        }
+    }
+
+    fn parse(json: &[u8], path: &Path) -> Result<Self, Error> {
+        /// Read first, so that later versions may change everything else.
+        #[derive(Deserialize)]
+        struct Version {
+            format: u32,
+        }
+        let invalid = |reason: String| Error::Manifest { path: path.to_path_buf(), reason };
+        let version: Version = serde_json::from_slice(json).map_err(|error| invalid(error.to_string()))?;
+        if version.format != FORMAT {
+            let found = version.format;
+            return Err(invalid(format!("has format {found}, this program reads {FORMAT}")));
+        }
+        serde_json::from_slice(json).map_err(|error| invalid(error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_versions_and_other_files_are_refused() {
+        let parse = |json: &str| Manifest::parse(json.as_bytes(), Path::new("m/kimi.json"));
+        for (json, part) in [
+            ("", "EOF"),
+            ("[]", "invalid"),
+            (r#"{"format":2}"#, "has format 2"),
+            (r#"{"format":1}"#, "missing field"),
+        ] {
+            let message = parse(json).unwrap_err().to_string();
+            assert!(message.contains(part) && message.contains("kimi.json"), "{json}: {message}");
+        }
+        let json = r#"{"format":1,"lossless":true,"source":{"tensors":1,"bytes":2,"fingerprint":"ab"},
+            "matrices":{"a.weight":{"encoding":"bf12","rows":3,"cols":4,"tile_rows":16,"dtype":"BF16"}},
+            "experts":{},"files":[]}"#;
+        let manifest = parse(json).unwrap();
+        assert_eq!(manifest.matrices["a.weight"].encoding, "bf12");
+        let again = serde_json::to_string(&manifest).unwrap();
+        assert_eq!(parse(&again).unwrap(), manifest);
+    }
+
+    #[test]
+    fn a_folder_without_manifest_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(Manifest::read(dir.path()).unwrap().is_none());
+    }
+}
