@@ -1,6 +1,8 @@
 //! The command line: typed arguments, no I/O.
 
 mod pack;
+mod plan;
+mod sampling;
 
 use std::path::PathBuf;
 
@@ -9,6 +11,8 @@ use kimi_kernels::Isa;
 use kimi_model::{Arith, Check, KvFormat};
 
 pub(crate) use pack::{PackArgs, UnpackArgs, VerifyArgs};
+pub(crate) use plan::PlanArgs;
+pub(crate) use sampling::SamplingArgs;
 
 /// Run Kimi K3 on an ordinary CPU.
 #[derive(Debug, Parser)]
@@ -30,6 +34,8 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     /// Make a model with random weights, of full size or of any other
     Synth(SynthArgs),
+    /// Show what runs in how much memory, and what a token reads; also before anything is downloaded
+    Plan(PlanArgs),
     /// Store a model in fewer bytes, in the order in which they are read
     Pack(PackArgs),
     /// Turn a packed model back into a checkpoint as released
@@ -92,27 +98,14 @@ pub(crate) struct RunArgs {
     /// Generate at most this many tokens
     #[arg(short = 'n', long, value_name = "N", default_value_t = 200)]
     pub(crate) max_tokens: usize,
-    /// 0 always takes the most probable token [default: 0, for the demo model 0.6]
-    #[arg(long, allow_negative_numbers = true, value_name = "T")]
-    pub(crate) temperature: Option<f32>,
-    /// Sample from the smallest set of tokens that reaches this probability
-    #[arg(long, allow_negative_numbers = true, value_name = "P", default_value_t = 1.0)]
-    pub(crate) top_p: f32,
-    /// Sample from this many most probable tokens; 0 is all
-    #[arg(long, value_name = "K", default_value_t = 0)]
-    pub(crate) top_k: usize,
-    /// Sample from tokens at least this probable relative to the most probable one
-    #[arg(long, allow_negative_numbers = true, value_name = "P", default_value_t = 0.0)]
-    pub(crate) min_p: f32,
-    /// Selects the random numbers
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    pub(crate) seed: u64,
     /// Stop before this text comes up; may be given several times
     #[arg(long, value_name = "TEXT")]
     pub(crate) stop: Vec<String>,
     /// Go on after an end token
     #[arg(long)]
     pub(crate) ignore_eos: bool,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
 
     #[command(flatten)]
     pub(crate) engine: EngineArgs,

@@ -3,6 +3,7 @@
 pub(crate) mod detokenize;
 pub(crate) mod inspect;
 pub(crate) mod pack;
+pub(crate) mod plan;
 pub(crate) mod run;
 pub(crate) mod synth;
 pub(crate) mod tokenize;

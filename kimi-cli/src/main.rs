@@ -23,6 +23,7 @@ fn main() -> ExitCode {
         Command::Detokenize(args) => commands::detokenize::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Synth(args) => commands::synth::run(&args),
+        Command::Plan(args) => commands::plan::run(&args),
         Command::Pack(args) => commands::pack::run(&args),
         Command::Unpack(args) => commands::unpack::run(&args),
         Command::Verify(args) => commands::verify::run(&args),

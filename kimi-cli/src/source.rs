@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use kimi_model::Model;
+use kimi_model::synth::Geometry;
 use kimi_paging::{Error, FileSource, MemorySource, MmapSource, Source, memory_limit};
 use kimi_text::Tokenizer;
 
@@ -102,4 +103,17 @@ pub(crate) fn tokenizer(dir: Option<&Path>) -> anyhow::Result<Option<Tokenizer>>
 pub(crate) fn require_tokenizer(dir: Option<&Path>) -> anyhow::Result<Tokenizer> {
     let name = name(dir);
     tokenizer(dir)?.with_context(|| format!("{name} has no tiktoken.model"))
+}
+
+/// The geometry of a name that is built in, or of a `config.json`.
+pub(crate) fn geometry(name: &Path) -> anyhow::Result<Geometry> {
+    match name.to_str() {
+        Some("k3") => return Ok(Geometry::k3()),
+        Some("k3-mini") => return Ok(Geometry::k3_mini()),
+        _ => {}
+    }
+    let json = std::fs::read(name).map_err(|error| {
+        Usage(format!("`{}` is neither k3 nor k3-mini nor a file that can be read: {error}", name.display()))
+    })?;
+    Ok(Geometry::from_json(&json, name).map_err(kimi_model::Error::from)?)
 }

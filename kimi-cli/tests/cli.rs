@@ -1,40 +1,12 @@
 //! The program as its users run it.
 
-use std::io::Write;
-use std::process::{Command, Output, Stdio};
+mod support;
+
+use std::process::{Command, Stdio};
 
 use kimi_testing::kimi_k3_oracle;
 use serde_json::Value;
-
-fn kimi(arguments: &[&str]) -> Output {
-    kimi_with_input(arguments, b"")
-}
-
-fn kimi_with_input(arguments: &[&str], input: &[u8]) -> Output {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_kimi-cli"))
-        .args(arguments)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // A program that fails early does not read its input.
-    let _ = child.stdin.take().unwrap().write_all(input);
-    child.wait_with_output().unwrap()
-}
-
-fn stdout(output: &Output) -> String {
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout.clone()).unwrap()
-}
-
-fn failure(output: &Output) -> (Option<i32>, String) {
-    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
-}
-
-fn json(output: &Output) -> Value {
-    serde_json::from_str(&stdout(output)).unwrap()
-}
+use support::{failure, json, kimi, kimi_with_input, stdout};
 
 fn oracle() -> String {
     kimi_k3_oracle().to_str().unwrap().to_owned()
@@ -214,6 +186,16 @@ fn usage_errors_exit_with_two_and_say_what_to_do() {
         (&["run", "--top-p", "1.0001"], "from 0 to 1"),
         (&["run", "--top-p", "-0.1"], "from 0 to 1"),
         (&["run", "--min-p", "nan"], "from 0 to 1"),
+        (&["run", "--repetition-penalty", "0"], "repetition_penalty is 0, it must be a positive number"),
+        (&["run", "--repetition-penalty", "-1"], "must be a positive number"),
+        (&["run", "--presence-penalty", "inf"], "presence_penalty is inf, it must be a finite number"),
+        (&["run", "--frequency-penalty", "nan"], "must be a finite number"),
+        (&["run", "--logit-bias", "5"], "must be ID:BIAS, like 42:-1.5"),
+        (&["run", "--logit-bias", "5:nan"], "token id 5: NaN is not a finite number"),
+        (&["run", "--logit-bias", "999999:1"], "token id 999999: the vocabulary has"),
+        (&["run", "--logit-bias", "5:1", "--logit-bias", "5:2"], "token id 5: the token has one already"),
+        (&["run", "--logprobs", "21"], "logprobs is 21, it must be 20 or less"),
+        (&["run", "--top-k", "-1"], "--top-k"),
         (&["run", "--ram", "8 XB"], "unknown unit"),
         (&["run", "--prompt", "a", "--context", "1"], "0 of 1 tokens are taken and 2 more do not fit"),
         (
@@ -324,6 +306,16 @@ fn the_edges_of_sampling_are_the_greedy_choice() {
         &["--temperature", "1", "--top-p", "1e-9"],
         &["--temperature", "1", "--top-k", "1"],
         &["--temperature", "1", "--min-p", "1"],
+        &[
+            "--temperature",
+            "0",
+            "--seed",
+            "7",
+            "--top-k",
+            "18446744073709551615",
+            "--repetition-penalty",
+            "1",
+        ],
     ] {
         let text = stdout(&kimi(&[&["run", "-n", "12"][..], edge].concat()));
         assert_eq!(text, greedy, "{edge:?}");

@@ -1,23 +1,11 @@
 //! `synth` as its users run it.
 
+mod support;
+
 use std::path::Path;
-use std::process::{Command, Output};
 
 use kimi_testing::kimi_k3_oracle;
-use serde_json::Value;
-
-fn kimi(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_kimi-cli")).args(arguments).output().unwrap()
-}
-
-fn json(output: &Output) -> Value {
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
-}
-
-fn failure(output: &Output) -> (Option<i32>, String) {
-    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
-}
+use support::{failure, json, kimi};
 
 fn config() -> String {
     kimi_k3_oracle().join("config.json").to_str().unwrap().to_owned()

@@ -1,6 +1,6 @@
 //! `config.json`: what a checkpoint says about its own architecture.
 
-mod fields;
+pub(crate) mod fields;
 
 use std::path::Path;
 

@@ -2,11 +2,8 @@
 
 use std::sync::Arc;
 
-use kimi_kernels::{Isa, Kernels, Scratch, Threads};
-use kimi_paging::{
-    Backend, Budget, Lease, LeasedVec, ReadSettings, ReadStats, Readers, Slots, Tape, current_rss_bytes,
-    memory_limit,
-};
+use kimi_kernels::{Isa, Scratch, Threads};
+use kimi_paging::{Backend, Budget, Lease, LeasedVec, ReadSettings, ReadStats, Readers, Slots, Tape};
 
 use crate::config::MAX_BLOCKS;
 use crate::error::Error;
@@ -21,9 +18,6 @@ use crate::weights::{BytesRead, Check, Checker, ReadCounter, Weights};
 
 /// Sources that a mix of Attention Residuals can have: the kept blocks and the running sum.
 pub(crate) const MAX_SOURCES: usize = MAX_BLOCKS + 1;
-
-/// The share of the machine's memory limit that is used when nobody says how much: 7/8.
-const DEFAULT_SHARE: (u64, u64) = (7, 8);
 
 /// How to run a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,29 +125,11 @@ impl Engine {
     /// [`Error::DoesNotFit`] with the table of what is needed when the limit is below the floor,
     /// [`Error::UnsupportedIsa`] for an instruction set that this processor lacks, and errors of the system.
     pub fn new(model: Arc<Model>, options: &EngineOptions) -> Result<Self, Error> {
-        let kernels = match options.isa {
-            Some(isa) => Kernels::with_isa(isa).ok_or(Error::UnsupportedIsa { isa })?,
-            None => Kernels::detect(),
-        };
-        let available = || std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = Threads::new(options.threads.unwrap_or_else(available))?;
-        let limit_bytes = options.ram_bytes.or_else(default_limit).unwrap_or(u64::MAX);
-        let sources = model.checkpoint.index().sources();
         let tape = Tape::new(model.layout.entries.clone())?;
-        let planner = Planner {
-            config: &model.config,
-            layout: &model.layout,
-            sources,
-            tape: &tape,
-            kernels,
-            threads: threads.count(),
-            options,
-            limit_bytes,
-            // Where the system does not tell, what is known to be there.
-            process_bytes: current_rss_bytes().unwrap_or_else(|| {
-                model.layout.vector_bytes() + model.checkpoint.index().heap_bytes() as u64
-            }),
-        };
+        let planner = Planner::new(&model, &tape, options)?;
+        let (kernels, limit_bytes) = (planner.kernels, planner.limit_bytes);
+        let threads = Threads::new(planner.threads)?;
+        let sources = model.checkpoint.index().sources();
         let plan = planner.plan()?;
         let budget = Budget::new(limit_bytes);
         let beside =
@@ -276,8 +252,4 @@ impl Engine {
     pub fn backend(&self) -> Backend {
         self.model.checkpoint.index().sources().first().map_or(Backend::Memory, |source| source.backend())
     }
-}
-
-fn default_limit() -> Option<u64> {
-    memory_limit().bytes().map(|bytes| bytes / DEFAULT_SHARE.1 * DEFAULT_SHARE.0)
 }

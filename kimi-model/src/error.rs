@@ -6,10 +6,18 @@ use kimi_kernels::{Isa, ThreadsError};
 
 use crate::plan::Plan;
 
-/// A `config.json` that cannot be run.
+/// A `config.json` or `generation_config.json` that cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
+    /// The file is there and cannot be read.
+    #[error("{}: cannot be read", file.display())]
+    Read {
+        /// The file.
+        file: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
     /// The file is not JSON.
     #[error("{}: not valid JSON", file.display())]
     Json {
@@ -44,16 +52,47 @@ pub enum ConfigError {
     },
 }
 
-/// A sampling option out of its range.
-#[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
-#[error("{option} is {value}, it must be {allowed}")]
-pub struct SamplerError {
-    /// The option.
-    pub option: &'static str,
-    /// Its value.
-    pub value: f32,
-    /// What would be right.
-    pub allowed: &'static str,
+/// Options or logits that nothing can be sampled with.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SamplerError {
+    /// An option out of its range.
+    #[error("{option} is {value}, it must be {allowed}")]
+    Range {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        value: f32,
+        /// What would be right.
+        allowed: &'static str,
+    },
+    /// A bias that cannot be added.
+    #[error("logit_bias of token id {id}: {reason}")]
+    Bias {
+        /// The token.
+        id: u32,
+        /// What is wrong.
+        reason: String,
+    },
+    /// More alternatives than are reported.
+    #[error("logprobs is {count}, it must be {max} or less")]
+    Logprobs {
+        /// Alternatives asked for.
+        count: usize,
+        /// Alternatives allowed.
+        max: usize,
+    },
+    /// A logit that is not a number or infinite.
+    #[error("the logit of token id {id} is {value}")]
+    Logit {
+        /// The lowest token that has one.
+        id: u32,
+        /// The logit.
+        value: f32,
+    },
+    /// Every token is forbidden.
+    #[error("no token can be chosen: every logit is minus infinity")]
+    NothingLeft,
 }
 
 /// Anything that stops a model from opening or a pass from finishing.
@@ -206,7 +245,7 @@ pub enum Error {
     /// Somebody asked for the end.
     #[error("cancelled")]
     Cancelled,
-    /// A sampling option out of its range.
+    /// Options or logits that nothing can be sampled with.
     #[error(transparent)]
     Sampler(#[from] SamplerError),
 }

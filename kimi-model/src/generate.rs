@@ -9,7 +9,7 @@ use crate::dump::LogitDump;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::pass::{Logits, Observer, PassOptions};
-use crate::sampler::{Sampler, SamplerOptions};
+use crate::sampler::{Logprobs, Sampled, Sampler, SamplerOptions};
 use crate::session::Session;
 
 /// What to generate and when to stop.
@@ -22,6 +22,8 @@ pub struct GenerateOptions {
     pub sampler: SamplerOptions,
     /// Texts that end the generation and are not part of it. They need a tokenizer.
     pub stop: Vec<String>,
+    /// Tokens that end the generation; `None` takes those of `config.json`.
+    pub eos_token_ids: Option<Vec<u32>>,
     /// Go on after an end token.
     pub ignore_eos: bool,
     /// The most tokens of a pass over the prompt; 0 takes as many as the engine allows.
@@ -34,6 +36,7 @@ impl Default for GenerateOptions {
             max_tokens: 256,
             sampler: SamplerOptions::default(),
             stop: Vec::new(),
+            eos_token_ids: None,
             ignore_eos: false,
             chunk: 0,
         }
@@ -76,6 +79,11 @@ pub trait Listener: Observer {
         let _ = (done, total);
     }
 
+    /// A token was chosen; [`token`](Self::token) follows.
+    fn sampled(&mut self, sampled: &Sampled<'_>) {
+        let _ = sampled;
+    }
+
     /// A token was chosen. `text` is what became certain with it: whole characters that are not part of a stop text.
     fn token(&mut self, id: u32, text: &str) {
         let _ = (id, text);
@@ -95,6 +103,8 @@ impl Listener for () {}
 pub struct Generation {
     /// The generated ids, an end token included.
     pub ids: Vec<u32>,
+    /// Their log-probabilities, when [`SamplerOptions::logprobs`] asks for them.
+    pub logprobs: Option<Logprobs>,
     /// Their text, without stop text; empty without a tokenizer.
     pub text: String,
     /// Why it ended.
@@ -119,7 +129,7 @@ impl Generation {
 /// last afterwards.
 ///
 /// # Errors
-/// [`Error::EmptyPrompt`], [`Error::StopText`], and whatever a pass can fail with, but cancellation: that is a
+/// [`Error::EmptyPrompt`], [`Error::StopText`], [`Error::Sampler`], and whatever a pass can fail with, but cancellation: that is a
 /// [`FinishReason`].
 pub fn generate(
     engine: &mut Engine,
@@ -138,22 +148,42 @@ pub fn generate(
         return Err(Error::ContextFull { capacity, position, tokens: prompt.len() });
     }
     let mut text = Text::new(tokenizer, &options.stop)?;
+    let mut sampler = Sampler::new(&options.sampler, engine.model().config().vocab_size)?;
+    sampler.prompt(prompt);
     let mut run = Run { engine, session, cancel, logits: Vec::new(), passes: 0 };
-    let mut sampler = Sampler::new(options.sampler)?;
     let start = Instant::now();
     let prefilled = run.prompt(prompt, options, dump.as_deref_mut(), listener);
     let prefill = start.elapsed();
-    let (mut ids, start) = (Vec::new(), Instant::now());
+    let (mut chosen, start) = (Chosen::new(options), Instant::now());
     let finish = match prefilled
-        .and_then(|()| run.tokens(options, &mut sampler, &mut text, dump, listener, &mut ids))
+        .and_then(|()| run.tokens(options, &mut sampler, &mut text, dump, listener, &mut chosen))
     {
         Ok(finish) => finish,
         Err(Error::Cancelled) => FinishReason::Cancelled,
         Err(error) => return Err(error),
     };
     listener.rest(text.finish());
-    let passes = run.passes;
-    Ok(Generation { ids, text: text.all, finish, prefill, decode: start.elapsed(), passes })
+    let (passes, Chosen { ids, logprobs }) = (run.passes, chosen);
+    Ok(Generation { ids, logprobs, text: text.all, finish, prefill, decode: start.elapsed(), passes })
+}
+
+/// The tokens so far.
+struct Chosen {
+    ids: Vec<u32>,
+    logprobs: Option<Logprobs>,
+}
+
+impl Chosen {
+    fn new(options: &GenerateOptions) -> Self {
+        Self { ids: Vec::new(), logprobs: options.sampler.logprobs.map(|_| Logprobs::default()) }
+    }
+
+    fn push(&mut self, sampled: &Sampled<'_>) {
+        self.ids.push(sampled.id);
+        if let (Some(logprobs), Some(logprob)) = (&mut self.logprobs, sampled.logprob) {
+            logprobs.push(logprob, sampled.top);
+        }
+    }
 }
 
 /// A generation under way.
@@ -208,15 +238,20 @@ impl Run<'_> {
         text: &mut Text<'_>,
         mut dump: Option<&mut LogitDump>,
         listener: &mut dyn Listener,
-        ids: &mut Vec<u32>,
+        chosen: &mut Chosen,
     ) -> Result<FinishReason, Error> {
-        let eos = self.engine.model().config().eos_token_ids.clone();
-        while ids.len() < options.max_tokens {
-            let id = sampler.sample(&self.logits);
+        let eos = match &options.eos_token_ids {
+            Some(ids) => ids.clone(),
+            None => self.engine.model().config().eos_token_ids.clone(),
+        };
+        while chosen.ids.len() < options.max_tokens {
+            let sampled = sampler.sample(&self.logits)?;
             if let Some(dump) = &mut dump {
                 dump.generated(&self.logits).map_err(Error::Sink)?;
             }
-            ids.push(id);
+            chosen.push(&sampled);
+            listener.sampled(&sampled);
+            let id = sampled.id;
             if !options.ignore_eos && eos.contains(&id) {
                 listener.token(id, "");
                 return Ok(FinishReason::Eos);
@@ -226,13 +261,13 @@ impl Run<'_> {
             if stopped {
                 return Ok(FinishReason::Stop);
             }
-            if ids.len() == options.max_tokens {
+            if chosen.ids.len() == options.max_tokens {
                 break;
             }
             if self.session.position() == self.session.capacity() {
                 return Ok(FinishReason::Context);
             }
-            let more = ids.len() + 1 < options.max_tokens;
+            let more = chosen.ids.len() + 1 < options.max_tokens;
             self.pass(&[id], Logits::Last, more, listener)?;
         }
         Ok(FinishReason::Length)

@@ -50,7 +50,7 @@ impl Model {
         Self::new(config, TensorIndex::from_sources(shards, index_json)?, name, None)
     }
 
-    fn new(
+    pub(crate) fn new(
         config: Config,
         index: TensorIndex,
         dir: &Path,
@@ -64,6 +64,11 @@ impl Model {
     /// The configuration.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// True for a model without weights.
+    pub(crate) fn is_outline(&self) -> bool {
+        self.checkpoint.dir() == crate::outline::outlined()
     }
 
     /// The tensors.

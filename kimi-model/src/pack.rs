@@ -27,12 +27,13 @@ use crate::drive::free_bytes;
 use crate::error::Error;
 use crate::model::Model;
 use crate::packed::{
-    BankInfo, FileInfo, HEADER_BYTES, JOURNAL_FILE, MANIFEST_FILE, MatrixInfo, Tile, seal, seed,
+    BankInfo, FileInfo, HEADER_BYTES, JOURNAL_FILE, MANIFEST_FILE, Manifest, MatrixInfo, Tile, seal, seed,
 };
 use crate::verify::check_file;
 
 pub(crate) use self::recipe::keeps;
 pub use self::recipe::{EIGHT_BITS, KEPT, Recipe};
+use self::writer::Header;
 pub(crate) use self::writer::{TensorFile, io_error, write_whole};
 
 /// How to pack a model.
@@ -107,8 +108,9 @@ pub struct EncodingSize {
 /// Files that are copied along: everything small that holds no tensors.
 const LARGEST_COPY: u64 = 64 << 20;
 
-/// What BF12 takes beyond its planes, in parts of a thousand: an estimate, as patches depend on the weights.
-const PATCHES_PER_MILLE: usize = 10;
+/// What BF12 takes beyond its planes, in parts of a thousand: an estimate, as patches depend on the weights. Normal weights in
+/// matrices of K3's widths have 0.7 (`docs/formats.md`).
+const PATCHES_PER_MILLE: usize = 1;
 
 /// What packing will write, without writing it.
 ///
@@ -117,13 +119,11 @@ const PATCHES_PER_MILLE: usize = 10;
 pub fn estimate(model: &Model, recipe: &Recipe) -> Result<PackReport, Error> {
     refuse_packed(model)?;
     let files = work::files(model, recipe)?;
-    let patched = |bytes: usize| bytes + bytes * PATCHES_PER_MILLE / 1000;
     let mut report = PackReport::new(model, &files);
     for file in &files {
-        report.packed_bytes += file.target_bytes(model, patched)?;
+        report.packed_bytes += file.target_bytes(model)?;
         for matrix in &file.matrices {
-            let payload = matrix.payload()?;
-            let payload = if matrix.target == Encoding::Bf12 { patched(payload) } else { payload };
+            let payload = patched(matrix.target, matrix.payload()?);
             let bytes = matrix.tiles() as u64 * MatrixWork::stride(payload) as u64;
             report.add(matrix.target, 1, matrix.rows as u64 * matrix.cols as u64, bytes);
         }
@@ -134,6 +134,47 @@ pub fn estimate(model: &Model, recipe: &Recipe) -> Result<PackReport, Error> {
         }
     }
     Ok(report)
+}
+
+/// A file that packing would write.
+pub(crate) struct OutlinedFile {
+    pub(crate) name: String,
+    pub(crate) header: Vec<u8>,
+    pub(crate) bytes: u64,
+}
+
+/// The files that packing would write, and their manifest.
+pub(crate) fn outline(model: &Model, recipe: &Recipe) -> Result<(Vec<OutlinedFile>, Manifest), Error> {
+    refuse_packed(model)?;
+    let works = work::files(model, recipe)?;
+    let mut manifest = journal::manifest(model, recipe);
+    let mut files = Vec::new();
+    for work in works {
+        let mut header = Header::new(work.names());
+        for matrix in &work.matrices {
+            let payload = patched(matrix.target, matrix.payload()?);
+            let (tiles, stride) = (matrix.tiles() as u64, MatrixWork::stride(payload) as u64);
+            header.add(&matrix.tensor, "U8", &[tiles, stride], tiles * stride);
+            manifest.matrices.insert(matrix.tensor.clone(), matrix.info(matrix.target, None));
+        }
+        if let Some(bank) = &work.bank {
+            let (count, stride) = (bank.bank.count as u64, bank.layout.stride() as u64);
+            header.add(&bank.bank.name, "U8", &[count, stride], count * stride);
+            manifest.experts.insert(bank.bank.name.to_string(), bank.info(model, None));
+        }
+        for name in &work.copies {
+            let info = model.checkpoint.index().find(name).expect("it was listed by the index");
+            header.add(name, &info.dtype.to_string(), info.shape, info.bytes);
+        }
+        let (bytes, header) = (header.file_bytes(), header.bytes());
+        files.push(OutlinedFile { name: work.name, header, bytes });
+    }
+    Ok((files, manifest))
+}
+
+/// What a tile of so many bytes without patches takes about.
+fn patched(target: Encoding, bytes: usize) -> usize {
+    if target == Encoding::Bf12 { bytes + bytes * PATCHES_PER_MILLE / 1000 } else { bytes }
 }
 
 /// Packs the model of the folder `source` into the folder `target`.
@@ -295,10 +336,7 @@ impl Packer<'_> {
     }
 
     fn file(&self, work: &FileWork<'_>, dir: &Path, step: &dyn Fn(u64)) -> Result<Written, Error> {
-        let names = work.matrices.iter().map(|matrix| matrix.tensor.as_str());
-        let names = names.chain(work.bank.as_ref().map(|work| work.bank.name.as_ref()));
-        let names = names.chain(work.copies.iter().map(String::as_str));
-        let mut file = TensorFile::create(dir.join(&work.name), names)?;
+        let mut file = TensorFile::create(dir.join(&work.name), work.names())?;
         let (mut written, mut done) = (Written::default(), 0);
         for matrix in &work.matrices {
             let info = self.matrix(matrix, &mut file, &|bytes| step(done + bytes))?;
@@ -393,15 +431,7 @@ impl Packer<'_> {
             step(work.rows_of(number).end as u64 * work.row_bytes);
             Ok(())
         })?;
-        let dtype = if work.source == Encoding::F32 { "F32" } else { "BF16" };
-        Ok(MatrixInfo {
-            encoding: target.to_string(),
-            rows: work.rows,
-            cols: work.cols,
-            tile_rows: work.tile_rows,
-            dtype: dtype.to_owned(),
-            source_xxh3: lossless.then(|| format!("{:016x}", hash.finish())),
-        })
+        Ok(work.info(target, lossless.then(|| hash.finish())))
     }
 
     fn seal(&self, header: &Tile, tensor: &str, seed: u64, tile: &mut [u8]) -> Result<(), Error> {
@@ -459,15 +489,7 @@ impl Packer<'_> {
             step((expert as u64 + 1) * bank.expert_bytes());
             Ok(())
         })?;
-        let parts = bank.dtypes(index);
-        Ok(BankInfo {
-            encoding: target.to_string(),
-            count: bank.count,
-            inner: bank.inner,
-            width: bank.width,
-            dtypes: parts,
-            source_xxh3: lossless.then(|| format!("{:016x}", hash.finish())),
-        })
+        Ok(work.info(self.model, lossless.then(|| hash.finish())))
     }
 
     /// Tensors that are copied as they are, those of wider elements first, so that each is aligned.

@@ -4,15 +4,17 @@ use std::fmt;
 use std::sync::Arc;
 
 use kimi_kernels::{Kernels, LANES};
-use kimi_paging::{Backend, Ring, RingBuilder, Slots, Source, Tape};
+use kimi_paging::{Backend, Ring, RingBuilder, Slots, Source, Tape, current_rss_bytes, memory_limit};
 
 use crate::config::Config;
 use crate::engine::EngineOptions;
 use crate::error::Error;
 use crate::layer::{self, Routing};
 use crate::layout::{Layout, MAX_PARTS};
+use crate::model::Model;
 use crate::operand::OperandSizes;
 use crate::session::{KV_BLOCK, KvCache, LOG_COLUMNS, SessionSizes};
+use crate::weights::BytesRead;
 
 const MIB: u64 = 1 << 20;
 
@@ -63,12 +65,36 @@ pub struct Plan {
     pub all_pinned: bool,
     /// Bytes of the whole tape.
     pub tape_bytes: u64,
+    /// Bytes that a token reads once what stays in memory is there; of experts those of a token that finds none of its own in
+    /// the slots, or none at all where all have slots.
+    pub reads: BytesRead,
 }
 
 impl Plan {
     /// Bytes of all items.
     pub fn total_bytes(&self) -> u64 {
         self.items.iter().map(|item| item.bytes).fold(0, u64::saturating_add)
+    }
+}
+
+impl Plan {
+    /// Splits the memory that `options` allow for a model, without taking any of it.
+    ///
+    /// # Errors
+    /// [`Error::DoesNotFit`] with the table of what is needed when the limit is below the floor,
+    /// [`Error::UnsupportedIsa`].
+    pub fn new(model: &Model, options: &EngineOptions) -> Result<Self, Error> {
+        let tape = Tape::new(model.layout.entries.clone())?;
+        Planner::new(model, &tape, options)?.plan()
+    }
+
+    /// The least memory that a model runs in with these options, whatever they allow.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), the limit aside.
+    pub fn floor(model: &Model, options: &EngineOptions) -> Result<Self, Error> {
+        let tape = Tape::new(model.layout.entries.clone())?;
+        Planner::new(model, &tape, options)?.floor()
     }
 }
 
@@ -105,11 +131,74 @@ pub(crate) struct Planner<'a> {
 pub(crate) const PROCESS_ITEMS: [&str; 3] =
     ["process, index and small vectors", "stacks and allocator", "embedded weights"];
 
+/// What a process takes that only plans for a model on another machine.
+const BARE_PROCESS: u64 = 8 * MIB;
+
+/// The share of the machine's memory limit that is used when nobody says how much: 7/8.
+const DEFAULT_SHARE: (u64, u64) = (7, 8);
+
+impl<'a> Planner<'a> {
+    pub(crate) fn new(model: &'a Model, tape: &'a Tape, options: &'a EngineOptions) -> Result<Self, Error> {
+        let kernels = match options.isa {
+            Some(isa) => Kernels::with_isa(isa).ok_or(Error::UnsupportedIsa { isa })?,
+            None => Kernels::detect(),
+        };
+        let available = || std::thread::available_parallelism().map_or(1, usize::from);
+        let checkpoint = &model.checkpoint;
+        let known = model.layout.vector_bytes() + checkpoint.index().heap_bytes() as u64;
+        Ok(Self {
+            config: &model.config,
+            layout: &model.layout,
+            sources: checkpoint.index().sources(),
+            tape,
+            kernels,
+            threads: options.threads.unwrap_or_else(available).max(1),
+            options,
+            limit_bytes: options.ram_bytes.or_else(default_limit).unwrap_or(u64::MAX),
+            process_bytes: match current_rss_bytes() {
+                // An outline takes memory for headers that a model has on its drive.
+                _ if model.is_outline() => known + BARE_PROCESS,
+                Some(bytes) => bytes,
+                // Where the system does not tell, what is known to be there.
+                None => known,
+            },
+        })
+    }
+
+    /// The least that runs.
+    pub(crate) fn floor(&self) -> Result<Plan, Error> {
+        let mut floor = self.split(1, RING[RING.len() - 1], SLOTS[SLOTS.len() - 1])?;
+        floor.reads = self.reads(&floor)?;
+        Ok(floor)
+    }
+
+    /// What a token reads with a plan.
+    fn reads(&self, plan: &Plan) -> Result<BytesRead, Error> {
+        let ring = ring(self.sources, self.tape, plan.tile_bytes, plan.ring_depth, plan.pinned_bytes);
+        let resident = ring.resident_bytes()?;
+        let head = self.layout.matrices[self.layout.lm_head.0].bytes;
+        let trunk = self.layout.tape_bytes() - head;
+        let per_token = self.config.moe.as_ref().map_or(0, |moe| moe.num_experts_per_token as u64);
+        let all_experts = plan.expert_slots >= self.layout.expert_count();
+        Ok(BytesRead {
+            trunk: trunk.saturating_sub(resident),
+            experts: if all_experts { 0 } else { per_token * self.layout.expert_bytes_of_one_each() },
+            head: head - resident.saturating_sub(trunk).min(head),
+            kv: 0,
+            other: self.layout.embedding.row_bytes(),
+        })
+    }
+}
+
+fn default_limit() -> Option<u64> {
+    memory_limit().bytes().map(|bytes| bytes / DEFAULT_SHARE.1 * DEFAULT_SHARE.0)
+}
+
 impl Planner<'_> {
     /// Finds the split: first what must be there, then the width of passes, the ring, and with the rest pinned trunk and
     /// more expert slots.
     pub(crate) fn plan(&self) -> Result<Plan, Error> {
-        let floor = self.split(1, RING[RING.len() - 1], SLOTS[SLOTS.len() - 1])?;
+        let floor = self.floor()?;
         if floor.total_bytes() > self.limit_bytes {
             return Err(Error::DoesNotFit { needed: floor.total_bytes(), plan: Box::new(floor) });
         }
@@ -130,6 +219,7 @@ impl Planner<'_> {
                 let mut plan = self.split(columns, ring, slots)?;
                 if fits(&plan) {
                     self.spend_rest(&mut plan)?;
+                    plan.reads = self.reads(&plan)?;
                     return Ok(plan);
                 }
             }
@@ -220,6 +310,7 @@ impl Planner<'_> {
             pinned_bytes: 0,
             all_pinned: false,
             tape_bytes: self.layout.tape_bytes(),
+            reads: BytesRead::default(),
         })
     }
 }

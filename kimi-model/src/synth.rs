@@ -262,6 +262,14 @@ fn header(tensors: &[Tensor]) -> Vec<u8> {
     bytes
 }
 
+/// The header of a file, and the size of the whole.
+pub(crate) fn shard_outline(geometry: &Geometry, shard: usize) -> (Vec<u8>, u64) {
+    let tensors = geometry.tensors(shard, true);
+    let header = header(&tensors);
+    let len = header.len() as u64 + data_bytes(&tensors);
+    (header, len)
+}
+
 /// The index of all files, in the order of their tensors.
 fn write_index(geometry: &Geometry, total_size: u64, file: &File) -> io::Result<()> {
     let mut out = BufWriter::new(file);

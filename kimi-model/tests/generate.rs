@@ -5,8 +5,8 @@ mod support;
 use std::sync::atomic::AtomicBool;
 
 use kimi_model::{
-    Engine, EngineOptions, Error, FinishReason, GenerateOptions, Generation, Listener, Observer, Session,
-    generate,
+    Engine, EngineOptions, Error, FinishReason, GenerateOptions, Generation, GenerationConfig, Listener,
+    Observer, Sampled, Session, generate,
 };
 use kimi_testing::{demo_model, kimi_k3_oracle};
 use kimi_text::{Specials, Tokenizer};
@@ -17,11 +17,16 @@ use support::{engine, open};
 struct Heard {
     tokens: usize,
     text: String,
+    sampled: Vec<(u32, Option<f32>, usize)>,
 }
 
 impl Observer for Heard {}
 
 impl Listener for Heard {
+    fn sampled(&mut self, sampled: &Sampled<'_>) {
+        self.sampled.push((sampled.id, sampled.logprob, sampled.top.len()));
+    }
+
     fn token(&mut self, _id: u32, text: &str) {
         self.tokens += 1;
         self.text.push_str(text);
@@ -41,6 +46,17 @@ fn run(
     let (never, mut heard) = (AtomicBool::new(false), Heard::default());
     let generation = generate(engine, session, prompt, options, (tokenizer, &never), None, &mut heard)?;
     assert_eq!((heard.tokens, &heard.text), (generation.ids.len(), &generation.text));
+    assert!(heard.sampled.iter().map(|sampled| sampled.0).eq(generation.ids.iter().copied()));
+    match &generation.logprobs {
+        None => assert!(heard.sampled.iter().all(|&(_, logprob, top)| logprob.is_none() && top == 0)),
+        Some(logprobs) => assert!(
+            heard
+                .sampled
+                .iter()
+                .map(|&(_, logprob, top)| (logprob.unwrap(), top))
+                .eq(logprobs.iter().map(|(chosen, top)| (chosen, top.len())))
+        ),
+    }
     Ok(generation)
 }
 
@@ -134,4 +150,69 @@ fn a_stop_text_ends_the_text_wherever_tokens_part() {
     let unfinished = format!("{}~", &whole[whole.len() - 6..]);
     let generation = run(&[&unfinished]);
     assert_eq!((generation.text, generation.finish), (whole, FinishReason::Length));
+}
+
+#[test]
+fn logprobs_are_those_of_the_logits_for_every_token() {
+    let mut engine = engine(&kimi_k3_oracle(), |_| {});
+    let vocab_size = engine.model().config().vocab_size;
+    let mut plain = up_to(6);
+    let mut session = engine.session().unwrap();
+    let without = run((&mut engine, &mut session), &[3, 1, 4], &plain, None).unwrap();
+    assert_eq!(without.logprobs, None);
+    for top in [0, 1, 5] {
+        plain.sampler.logprobs = Some(top);
+        let mut session = engine.session().unwrap();
+        let generation = run((&mut engine, &mut session), &[3, 1, 4], &plain, None).unwrap();
+        assert_eq!(generation.ids, without.ids, "to report changes nothing");
+        let logprobs = generation.logprobs.unwrap();
+        assert_eq!(logprobs.iter().len(), 6);
+        // The logits once more, in passes over what was generated.
+        let mut session = engine.session().unwrap();
+        let fed = [&[3, 1, 4], &generation.ids[..5]].concat();
+        let logits = &support::feed(&mut engine, &mut session, &fed, 1)[2..];
+        for ((row, &id), (chosen, alternatives)) in logits.iter().zip(&generation.ids).zip(logprobs.iter()) {
+            assert_eq!(row.len(), vocab_size);
+            let total: f64 = row.iter().map(|&logit| f64::from(logit).exp()).sum();
+            let close = |id: u32, logprob: f32| {
+                (f64::from(row[id as usize]) - total.ln() - f64::from(logprob)).abs() < 1e-6
+            };
+            assert!(close(id, chosen) && alternatives.len() == top);
+            assert!(alternatives.iter().all(|token| close(token.id, token.logprob)));
+            assert!(alternatives.first().is_none_or(|first| first.id == id), "the greedy choice ranks first");
+        }
+    }
+}
+
+#[test]
+fn end_tokens_of_the_generation_config_count_more_than_those_of_the_model() {
+    let mut engine = engine(&kimi_k3_oracle(), |_| {});
+    let mut session = engine.session().unwrap();
+    let free = run((&mut engine, &mut session), &[3, 1, 4], &up_to(8), None).unwrap().ids;
+    let fourth = free.iter().position(|&id| id == free[3]).unwrap();
+    let json = format!(r#"{{"eos_token_id": [{}, {}]}}"#, free[3], 511);
+    let mut options = up_to(8);
+    options.ignore_eos = false;
+    GenerationConfig::parse(json.as_bytes(), "generation_config.json".as_ref(), 512)
+        .unwrap()
+        .apply(&mut options);
+    let mut session = engine.session().unwrap();
+    let ended = run((&mut engine, &mut session), &[3, 1, 4], &options, None).unwrap();
+    assert_eq!((&ended.ids[..], ended.finish), (&free[..=fourth], FinishReason::Eos));
+    options.eos_token_ids = Some(Vec::new());
+    let mut session = engine.session().unwrap();
+    let whole = run((&mut engine, &mut session), &[3, 1, 4], &options, None).unwrap();
+    assert_eq!((whole.ids, whole.finish), (free, FinishReason::Length));
+}
+
+#[test]
+fn sampling_options_out_of_range_are_refused_before_anything_is_read() {
+    let mut engine = engine(&kimi_k3_oracle(), |_| {});
+    let mut session = engine.session().unwrap();
+    let before = engine.bytes_read().total();
+    let mut options = up_to(4);
+    options.sampler.logit_bias = vec![(512, 1.0)];
+    let error = run((&mut engine, &mut session), &[3, 1, 4], &options, None).unwrap_err();
+    assert_eq!(error.to_string(), "logit_bias of token id 512: the vocabulary has 512 entries");
+    assert_eq!((session.position(), engine.bytes_read().total()), (0, before));
 }

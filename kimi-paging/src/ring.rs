@@ -63,6 +63,14 @@ impl RingBuilder {
         Ok(self.plan()?.leased_bytes())
     }
 
+    /// How many bytes of the tape would stay in memory once they have been read.
+    ///
+    /// # Errors
+    /// As [`build`](Self::build), the budget aside.
+    pub fn resident_bytes(&self) -> Result<u64, Error> {
+        Ok(self.plan()?.resident_bytes())
+    }
+
     /// Leases all memory and makes the ring. Nothing is read yet.
     ///
     /// # Errors

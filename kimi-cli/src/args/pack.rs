@@ -85,14 +85,14 @@ pub(crate) struct OutputArgs {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Experts(pub(crate) Option<Encoding>);
 
-fn parse_experts(text: &str) -> Result<Experts, String> {
+pub(super) fn parse_experts(text: &str) -> Result<Experts, String> {
     match text {
         "keep" => Ok(Experts(None)),
         _ => Ok(Experts(Some(parse_encoding(text)?))),
     }
 }
 
-fn parse_override(text: &str) -> Result<(String, Encoding), String> {
+pub(super) fn parse_override(text: &str) -> Result<(String, Encoding), String> {
     match text.rsplit_once('=') {
         Some((pattern, spec)) if !pattern.is_empty() => Ok((pattern.to_owned(), parse_encoding(spec)?)),
         _ => Err("must be PATTERN=SPEC, like '*.o_proj.weight=i8'".to_owned()),

@@ -1,12 +1,12 @@
 //! `kimi-cli run`.
 
+mod sampling;
+
 use std::io::{Write, stdout};
 use std::time::Instant;
 
 use anyhow::Context;
-use kimi_model::{
-    BytesRead, Engine, EngineOptions, GenerateOptions, Generation, LogitDump, SamplerOptions, generate,
-};
+use kimi_model::{BytesRead, Engine, EngineOptions, GenerateOptions, Generation, LogitDump, generate};
 use kimi_paging::{ReadSettings, peak_rss_bytes};
 use kimi_text::{Specials, TokenId, Tokenizer};
 use serde::Serialize;
@@ -15,15 +15,13 @@ use crate::args::{Io, RunArgs};
 use crate::exit::{Exit, Usage};
 use crate::status::{Output, Status, bytes};
 use crate::{interrupt, source, text};
+use sampling::{LogprobReport, SamplingReport};
 
 /// What the demo model continues when nobody gives it a text.
 const DEMO_PROMPT: &str = "The king said";
 
 /// Reads under way with io_uring, and their size (`docs/paging.md`).
 const URING: ReadSettings = ReadSettings::uring(16, 1 << 20);
-
-/// The demo model loops when it always takes the most probable token.
-const DEMO_TEMPERATURE: f32 = 0.6;
 
 /// Columns of a prompt pass when nobody says.
 const CHUNK: usize = 512;
@@ -35,6 +33,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<Exit> {
     let model = source::model(dir, args.engine.io, args.engine.ram)?;
     let tokenizer = source::tokenizer(dir)?;
     let prompt = Prompt::new(args, tokenizer.as_ref(), model.config().bos_token_id)?;
+    let options = sampling::options(args, model.config())?;
 
     let context = args.engine.context.min(model.config().max_position_embeddings);
     let positions = context.min(prompt.ids.len().saturating_add(args.max_tokens.max(1)));
@@ -69,7 +68,6 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<Exit> {
         None => None,
     };
 
-    let options = generate_options(args);
     let output = match (args.json, args.verbosity.quiet) {
         (false, _) => Output::Stdout,
         (true, false) => Output::Stderr,
@@ -92,7 +90,8 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<Exit> {
         dump.finish().with_context(|| format!("{} cannot be written", path.display()))?;
     }
     let generation = generated?;
-    let report = Report::new(args, &engine, &prompt.ids, &generation, start.elapsed().as_secs_f64());
+    let report =
+        Report::new((args, &options), &engine, &prompt.ids, &generation, start.elapsed().as_secs_f64());
     if args.json {
         writeln!(stdout(), "{}", serde_json::to_string_pretty(&report)?)?;
     } else if !args.verbosity.quiet {
@@ -102,20 +101,6 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<Exit> {
         kimi_model::FinishReason::Cancelled => Exit::Interrupted,
         _ => Exit::Ok,
     })
-}
-
-fn generate_options(args: &RunArgs) -> GenerateOptions {
-    let mut sampler = SamplerOptions::default();
-    sampler.temperature =
-        args.temperature.unwrap_or(if args.model.is_none() { DEMO_TEMPERATURE } else { 0.0 });
-    (sampler.top_p, sampler.top_k, sampler.min_p, sampler.seed) =
-        (args.top_p, args.top_k, args.min_p, args.seed);
-    let mut options = GenerateOptions::default();
-    options.max_tokens = args.max_tokens;
-    options.sampler = sampler;
-    options.stop = args.stop.clone();
-    options.ignore_eos = args.ignore_eos;
-    options
 }
 
 /// The ids to continue.
@@ -170,12 +155,15 @@ struct Report<'a> {
     model: String,
     prompt_ids: &'a [u32],
     generated_ids: &'a [u32],
+    /// Only with `--logprobs`.
+    logprobs: Option<Vec<LogprobReport>>,
     text: &'a str,
     finish_reason: &'static str,
     seconds: f64,
     prefill_seconds: f64,
     decode_seconds_per_token: Option<f64>,
     passes: usize,
+    sampling: SamplingReport<'a>,
     bytes_read: Bytes,
     /// Bytes read per generated token, the prompt's included.
     bytes_per_token: Option<f64>,
@@ -213,8 +201,8 @@ struct IoReport {
 
 impl<'a> Report<'a> {
     fn new(
-        args: &RunArgs,
-        engine: &Engine,
+        (args, options): (&RunArgs, &'a GenerateOptions),
+        engine: &'a Engine,
         prompt: &'a [u32],
         generation: &'a Generation,
         seconds: f64,
@@ -228,12 +216,17 @@ impl<'a> Report<'a> {
             model: source::name(args.model.as_deref()),
             prompt_ids: prompt,
             generated_ids: &generation.ids,
+            logprobs: generation
+                .logprobs
+                .as_ref()
+                .map(|logprobs| LogprobReport::all(&generation.ids, logprobs)),
             text: &generation.text,
             finish_reason: generation.finish.name(),
             seconds,
             prefill_seconds: generation.prefill.as_secs_f64(),
             decode_seconds_per_token: generation.decode_seconds_per_token(),
             passes: generation.passes,
+            sampling: SamplingReport::new(options, engine.model().config()),
             bytes_read: Bytes { trunk, experts, head, kv, other },
             bytes_per_token: (tokens > 0).then(|| total as f64 / tokens as f64),
             io: IoReport {

@@ -1,21 +1,19 @@
 //! `kimi-cli synth`.
 
 use std::io::{Write, stdout};
-use std::path::Path;
 use std::time::Instant;
 
-use kimi_model::Error;
-use kimi_model::synth::{Geometry, SynthError, SynthOptions, synthesize};
+use kimi_model::synth::{SynthError, SynthOptions, synthesize};
 
 use crate::args::SynthArgs;
 use crate::exit::{Exit, Usage};
 use crate::status::bytes;
-use crate::{interrupt, progress};
+use crate::{interrupt, progress, source};
 
 pub(crate) fn run(args: &SynthArgs) -> anyhow::Result<Exit> {
     interrupt::install()?;
     let start = Instant::now();
-    let geometry = geometry(&args.geometry)?;
+    let geometry = source::geometry(&args.geometry)?;
     let mut options = SynthOptions::default();
     (options.sparse, options.seed) = (args.sparse, args.seed);
 
@@ -58,16 +56,4 @@ pub(crate) fn run(args: &SynthArgs) -> anyhow::Result<Exit> {
         eprintln!("{folder}: {tensors} tensors in {files} files, {size}{stored}, {seconds:.1} s");
     }
     Ok(Exit::Ok)
-}
-
-fn geometry(name: &Path) -> anyhow::Result<Geometry> {
-    match name.to_str() {
-        Some("k3") => return Ok(Geometry::k3()),
-        Some("k3-mini") => return Ok(Geometry::k3_mini()),
-        _ => {}
-    }
-    let json = std::fs::read(name).map_err(|error| {
-        Usage(format!("`{}` is neither k3 nor k3-mini nor a file that can be read: {error}", name.display()))
-    })?;
-    Ok(Geometry::from_json(&json, name).map_err(Error::from)?)
 }

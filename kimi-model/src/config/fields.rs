@@ -10,14 +10,14 @@ use serde_json::{Map, Value};
 use crate::error::ConfigError;
 
 /// A parsed file and the paths of the fields that were read from it.
-pub(super) struct Document<'a> {
+pub(crate) struct Document<'a> {
     root: Map<String, Value>,
     file: &'a Path,
     read: RefCell<BTreeSet<String>>,
 }
 
 impl<'a> Document<'a> {
-    pub(super) fn parse(json: &[u8], file: &'a Path) -> Result<Self, ConfigError> {
+    pub(crate) fn parse(json: &[u8], file: &'a Path) -> Result<Self, ConfigError> {
         match serde_json::from_slice(json) {
             Ok(Value::Object(root)) => Ok(Self { root, file, read: RefCell::default() }),
             Ok(_) => Err(ConfigError::NotAnObject { file: file.to_path_buf() }),
@@ -25,12 +25,12 @@ impl<'a> Document<'a> {
         }
     }
 
-    pub(super) fn fields(&self) -> Fields<'_> {
+    pub(crate) fn fields(&self) -> Fields<'_> {
         Fields { map: &self.root, prefix: String::new(), document: self }
     }
 
     /// What nobody asked for, nested objects reduced to their unread part.
-    pub(super) fn unread(&self) -> Map<String, Value> {
+    pub(crate) fn unread(&self) -> Map<String, Value> {
         fn filter(map: &Map<String, Value>, prefix: &str, read: &BTreeSet<String>) -> Map<String, Value> {
             let mut rest = Map::new();
             for (key, value) in map {
@@ -55,7 +55,7 @@ impl<'a> Document<'a> {
 }
 
 /// One object of the document. A field that is `null` counts as absent.
-pub(super) struct Fields<'a> {
+pub(crate) struct Fields<'a> {
     map: &'a Map<String, Value>,
     prefix: String,
     document: &'a Document<'a>,
@@ -71,12 +71,12 @@ impl<'a> Fields<'a> {
         self.map.get(field).filter(|value| !value.is_null())
     }
 
-    pub(super) fn holds(&self, field: &str) -> bool {
+    pub(crate) fn holds(&self, field: &str) -> bool {
         self.value(field).is_some()
     }
 
     /// The object in a field.
-    pub(super) fn nested(&self, field: &str) -> Result<Option<Self>, ConfigError> {
+    pub(crate) fn nested(&self, field: &str) -> Result<Option<Self>, ConfigError> {
         match self.value(field) {
             None => Ok(None),
             Some(Value::Object(map)) => {
@@ -86,17 +86,17 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub(super) fn optional<T: DeserializeOwned>(&self, field: &str) -> Result<Option<T>, ConfigError> {
+    pub(crate) fn optional<T: DeserializeOwned>(&self, field: &str) -> Result<Option<T>, ConfigError> {
         let Some(value) = self.value(field) else { return Ok(None) };
         T::deserialize(value).map(Some).map_err(|error| self.invalid(field, &error.to_string()))
     }
 
-    pub(super) fn required<T: DeserializeOwned>(&self, field: &str) -> Result<T, ConfigError> {
+    pub(crate) fn required<T: DeserializeOwned>(&self, field: &str) -> Result<T, ConfigError> {
         self.optional(field)?.ok_or_else(|| self.missing(field))
     }
 
     /// A count from 1 to `max`.
-    pub(super) fn optional_size(&self, field: &str, max: usize) -> Result<Option<usize>, ConfigError> {
+    pub(crate) fn optional_size(&self, field: &str, max: usize) -> Result<Option<usize>, ConfigError> {
         let Some(size) = self.optional::<u64>(field)? else { return Ok(None) };
         match usize::try_from(size) {
             Ok(size) if (1..=max).contains(&size) => Ok(Some(size)),
@@ -104,12 +104,12 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub(super) fn size(&self, field: &str, max: usize) -> Result<usize, ConfigError> {
+    pub(crate) fn size(&self, field: &str, max: usize) -> Result<usize, ConfigError> {
         self.optional_size(field, max)?.ok_or_else(|| self.missing(field))
     }
 
     /// A positive number that float32 can hold.
-    pub(super) fn positive(&self, field: &str) -> Result<f32, ConfigError> {
+    pub(crate) fn positive(&self, field: &str) -> Result<f32, ConfigError> {
         let value: f32 = self.required(field)?;
         if value > 0.0 && value.is_finite() {
             Ok(value)
@@ -119,28 +119,28 @@ impl<'a> Fields<'a> {
     }
 
     /// One token id, a list of them, or nothing.
-    pub(super) fn token_ids(&self, field: &str) -> Result<Vec<u32>, ConfigError> {
+    pub(crate) fn token_ids(&self, field: &str) -> Result<Vec<u32>, ConfigError> {
         match self.value(field) {
             Some(Value::Array(_)) => self.required(field),
             _ => Ok(self.optional(field)?.into_iter().collect()),
         }
     }
 
-    pub(super) fn missing(&self, field: &str) -> ConfigError {
+    pub(crate) fn missing(&self, field: &str) -> ConfigError {
         ConfigError::Missing { file: self.document.file.to_path_buf(), field: self.path(field) }
     }
 
-    pub(super) fn invalid(&self, field: &str, reason: &str) -> ConfigError {
+    pub(crate) fn invalid(&self, field: &str, reason: &str) -> ConfigError {
         let (file, field) = (self.document.file.to_path_buf(), self.path(field));
         ConfigError::Invalid { file, field, reason: reason.to_owned() }
     }
 
-    pub(super) fn unsupported(&self, field: &str, value: &str, reason: &str) -> ConfigError {
+    pub(crate) fn unsupported(&self, field: &str, value: &str, reason: &str) -> ConfigError {
         self.invalid(field, &format!("`{value}` is not supported: {reason}"))
     }
 
     /// A fault of one layer number in a list.
-    pub(super) fn layer(&self, field: &str, number: usize, reason: &str) -> ConfigError {
+    pub(crate) fn layer(&self, field: &str, number: usize, reason: &str) -> ConfigError {
         self.invalid(field, &format!("layer {number} {reason}"))
     }
 }

@@ -33,16 +33,7 @@ impl Journal {
         if dir.join(MANIFEST_FILE).is_file() {
             return Err(refused(dir, "holds a packed model already; give another folder".to_owned()));
         }
-        let wanted = Manifest {
-            format: FORMAT,
-            preset: recipe.preset.clone(),
-            recipe: recipe.describe(),
-            lossless: true,
-            source: source_info(model),
-            matrices: BTreeMap::new(),
-            experts: BTreeMap::new(),
-            files: Vec::new(),
-        };
+        let wanted = manifest(model, recipe);
         let journal = match fs::read(&path) {
             Ok(json) => {
                 let begun: Manifest = serde_json::from_slice(&json).map_err(|error| {
@@ -163,6 +154,20 @@ impl Journal {
             }
         }
         Ok(())
+    }
+}
+
+/// The manifest of nothing packed yet.
+pub(super) fn manifest(model: &Model, recipe: &Recipe) -> Manifest {
+    Manifest {
+        format: FORMAT,
+        preset: recipe.preset.clone(),
+        recipe: recipe.describe(),
+        lossless: true,
+        source: source_info(model),
+        matrices: BTreeMap::new(),
+        experts: BTreeMap::new(),
+        files: Vec::new(),
     }
 }
 

@@ -5,11 +5,12 @@ use std::collections::HashSet;
 use kimi_paging::{Entry, TensorInfo};
 use kimi_quant::Encoding;
 
+use super::patched;
 use super::recipe::{Recipe, Role, keeps};
 use crate::error::Error;
 use crate::layout::{ExpertBank, FeedForward, KEY_PART, VALUE_PART};
 use crate::model::Model;
-use crate::packed::{BLOCK, HEADER_BYTES, MAX_TILE_BYTES, ROW_MULTIPLE, RecordLayout};
+use crate::packed::{BLOCK, BankInfo, HEADER_BYTES, MAX_TILE_BYTES, MatrixInfo, ROW_MULTIPLE, RecordLayout};
 
 /// A file to be written.
 #[derive(Debug)]
@@ -72,6 +73,35 @@ impl MatrixWork<'_> {
     }
 }
 
+impl MatrixWork<'_> {
+    /// What a manifest says of the matrix, packed as `target`, with the hash of what was kept without loss.
+    pub(crate) fn info(&self, target: Encoding, hash: Option<u64>) -> MatrixInfo {
+        MatrixInfo {
+            encoding: target.to_string(),
+            rows: self.rows,
+            cols: self.cols,
+            tile_rows: self.tile_rows,
+            dtype: if self.source == Encoding::F32 { "F32" } else { "BF16" }.to_owned(),
+            source_xxh3: hash.map(|hash| format!("{hash:016x}")),
+        }
+    }
+}
+
+impl BankWork<'_> {
+    /// What a manifest says of the experts, with the hash of what was kept without loss.
+    pub(crate) fn info(&self, model: &Model, hash: Option<u64>) -> BankInfo {
+        let bank = self.bank;
+        BankInfo {
+            encoding: self.target.to_string(),
+            count: bank.count,
+            inner: bank.inner,
+            width: bank.width,
+            dtypes: bank.dtypes(model.checkpoint.index()),
+            source_xxh3: hash.map(|hash| format!("{hash:016x}")),
+        }
+    }
+}
+
 impl FileWork<'_> {
     /// Bytes of the source that go into the file.
     pub(crate) fn source_bytes(&self, model: &Model) -> u64 {
@@ -81,14 +111,18 @@ impl FileWork<'_> {
         matrices + bank + copies.map(|info| info.bytes).sum::<u64>()
     }
 
-    /// Bytes that the file will have, without its header; of BF12 what `patched` makes of the size without patches.
-    pub(crate) fn target_bytes(&self, model: &Model, patched: impl Fn(usize) -> usize) -> Result<u64, Error> {
+    /// The tensors of the file.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        let matrices = self.matrices.iter().map(|matrix| matrix.tensor.as_str());
+        let bank = self.bank.iter().map(|work| work.bank.name.as_ref());
+        matrices.chain(bank).chain(self.copies.iter().map(String::as_str))
+    }
+
+    /// Bytes that the file will have, without its header; about, where there is BF12.
+    pub(crate) fn target_bytes(&self, model: &Model) -> Result<u64, Error> {
         let mut bytes = 0;
         for matrix in &self.matrices {
-            let payload = match matrix.target {
-                Encoding::Bf12 => patched(matrix.payload()?),
-                _ => matrix.payload()?,
-            };
+            let payload = patched(matrix.target, matrix.payload()?);
             bytes += (matrix.tiles() * MatrixWork::stride(payload)) as u64;
         }
         if let Some(work) = &self.bank {
@@ -204,14 +238,22 @@ pub(crate) fn files<'a>(model: &'a Model, recipe: &Recipe) -> Result<Vec<FileWor
     Ok(files)
 }
 
-/// Rows of the tiles of a matrix: as many as fit a tile, and about as many in every tile.
+/// Rows of the tiles of a matrix: those between half and all that fit a tile with which the matrix takes the fewest bytes.
 fn tile_rows(target: Encoding, rows: usize, cols: usize) -> Result<usize, Error> {
     let step = target.matrix_bytes([ROW_MULTIPLE, cols])?;
     // Room for the patches of BF12, which are below a percent of weights that are spread as trained ones are.
     let room = MAX_TILE_BYTES - HEADER_BYTES - if target == Encoding::Bf12 { MAX_TILE_BYTES / 64 } else { 0 };
-    let most = (room / step.max(1)).max(1);
     let steps = rows.div_ceil(ROW_MULTIPLE).max(1);
-    Ok(steps.div_ceil(steps.div_ceil(most)) * ROW_MULTIPLE)
+    let most = (room / step.max(1)).clamp(1, steps);
+    let mut best = (usize::MAX, most);
+    for per_tile in (most.div_ceil(2)..=most).rev() {
+        let payload = patched(target, target.matrix_bytes([rows.min(per_tile * ROW_MULTIPLE), cols])?);
+        let bytes = steps.div_ceil(per_tile) * MatrixWork::stride(payload);
+        if bytes < best.0 {
+            best = (bytes, per_tile);
+        }
+    }
+    Ok(best.1 * ROW_MULTIPLE)
 }
 
 /// The number of the layer that a tensor belongs to, by its name.
@@ -238,7 +280,7 @@ mod tests {
             let bytes = target.matrix_bytes([tile.min(rows), cols]).unwrap() + HEADER_BYTES;
             assert!(bytes <= MAX_TILE_BYTES, "{name}: {bytes}");
             let tiles = rows.div_ceil(tile);
-            assert!(tiles * tile < rows + tiles * ROW_MULTIPLE, "{name}: the last tile is nearly full");
+            assert!(tiles * bytes <= target.matrix_bytes([rows, cols]).unwrap() * 101 / 100 + 4096, "{name}");
         }
         let wide = tile_rows(Encoding::F32, 64, 1 << 20).unwrap();
         assert_eq!(wide, ROW_MULTIPLE, "a tile has some rows however wide they are");

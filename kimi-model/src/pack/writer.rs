@@ -14,18 +14,62 @@ pub(crate) const PARTIAL: &str = ".partial";
 /// Characters of a header entry beside the name, at most: type, four dimensions and two offsets of 20 digits.
 const ENTRY_BYTES: usize = 256;
 
+/// The header of a safetensors file under construction.
+#[derive(Debug)]
+pub(crate) struct Header {
+    text: String,
+    /// Bytes kept free for the header, its length included.
+    reserve: usize,
+    /// Where the last tensor ends.
+    end: u64,
+}
+
+impl Header {
+    /// A header with room for tensors of these names.
+    pub(crate) fn new<'a>(names: impl Iterator<Item = &'a str>) -> Self {
+        let bytes: usize = names.map(|name| name.len() + ENTRY_BYTES).sum();
+        let reserve = (bytes + ENTRY_BYTES).next_multiple_of(BLOCK);
+        Self { text: "{\"__metadata__\":{\"format\":\"pt\"}".to_owned(), reserve, end: 0 }
+    }
+
+    /// Adds a tensor behind the last one.
+    pub(crate) fn add(&mut self, name: &str, dtype: &str, shape: &[u64], bytes: u64) {
+        let begin = self.end;
+        self.end += bytes;
+        let (name, end) = (serde_json::Value::from(name), self.end);
+        write!(
+            self.text,
+            ",{name}:{{\"dtype\":\"{dtype}\",\"shape\":{shape:?},\"data_offsets\":[{begin},{end}]}}"
+        )
+        .expect("a string takes any text");
+    }
+
+    /// The bytes in front of the data: length, text, and spaces up to what was kept free.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let room = self.reserve - 8;
+        assert!(self.text.len() < room, "the names were counted");
+        let mut bytes = (room as u64).to_le_bytes().to_vec();
+        bytes.extend_from_slice(self.text.as_bytes());
+        bytes.push(b'}');
+        bytes.resize(self.reserve, b' ');
+        bytes
+    }
+
+    /// Bytes of the file, once all tensors are added.
+    pub(crate) fn file_bytes(&self) -> u64 {
+        self.reserve as u64 + self.end
+    }
+}
+
 /// A safetensors file under construction: tensors are written one after another, the header at last.
 #[derive(Debug)]
 pub(crate) struct TensorFile {
     path: PathBuf,
     partial: PathBuf,
     file: BufWriter<File>,
-    header: String,
-    /// Bytes kept free for the header, its length included.
-    reserve: usize,
-    /// Bytes of data so far, and where the tensor that is being written ends.
+    header: Header,
+    /// Bytes of data so far.
     written: u64,
-    end: u64,
 }
 
 impl TensorFile {
@@ -34,35 +78,26 @@ impl TensorFile {
         let partial = path
             .with_file_name(format!("{}{PARTIAL}", path.file_name().unwrap_or_default().to_string_lossy()));
         let file = File::create(&partial).map_err(io_error("create", &partial))?;
-        let header_bytes: usize = names.map(|name| name.len() + ENTRY_BYTES).sum();
-        let reserve = (header_bytes + ENTRY_BYTES).next_multiple_of(BLOCK);
+        let header = Header::new(names);
         let mut file = BufWriter::with_capacity(1 << 20, file);
-        file.seek(SeekFrom::Start(reserve as u64)).map_err(io_error("write", &partial))?;
-        let header = "{\"__metadata__\":{\"format\":\"pt\"}".to_owned();
-        Ok(Self { path, partial, file, header, reserve, written: 0, end: 0 })
+        file.seek(SeekFrom::Start(header.reserve as u64)).map_err(io_error("write", &partial))?;
+        Ok(Self { path, partial, file, header, written: 0 })
     }
 
     /// Begins a tensor of `bytes` bytes, which [`write`](Self::write) must bring.
     pub(crate) fn tensor(&mut self, name: &str, dtype: &str, shape: &[u64], bytes: u64) {
-        assert_eq!(self.written, self.end, "the tensor before is whole");
-        self.end += bytes;
-        let name = serde_json::Value::from(name);
-        write!(
-            self.header,
-            ",{name}:{{\"dtype\":\"{dtype}\",\"shape\":{shape:?},\"data_offsets\":[{},{}]}}",
-            self.written, self.end
-        )
-        .expect("a string takes any text");
+        assert_eq!(self.written, self.header.end, "the tensor before is whole");
+        self.header.add(name, dtype, shape, bytes);
     }
 
     /// Appends bytes of the tensor that was begun last.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
         self.written += bytes.len() as u64;
-        assert!(self.written <= self.end, "a tensor holds what it was begun for");
+        assert!(self.written <= self.header.end, "a tensor holds what it was begun for");
         self.file.write_all(bytes).map_err(io_error("write", &self.partial))
     }
 
-    /// Appends zeros up to a size of the tensor's part that is a multiple of `stride` from its beginning.
+    /// Appends zeros.
     pub(crate) fn pad(&mut self, bytes: usize) -> Result<(), Error> {
         const ZEROS: [u8; BLOCK] = [0; BLOCK];
         let mut left = bytes;
@@ -76,23 +111,19 @@ impl TensorFile {
 
     /// Writes the header, puts everything on the drive and gives the file its name. Returns its size.
     pub(crate) fn finish(mut self) -> Result<u64, Error> {
-        assert_eq!(self.written, self.end, "the last tensor is whole");
-        self.header.push('}');
-        let room = self.reserve - 8;
-        assert!(self.header.len() <= room, "the names were counted");
-        self.header.extend(std::iter::repeat_n(' ', room - self.header.len()));
+        assert_eq!(self.written, self.header.end, "the last tensor is whole");
+        let header = self.header.bytes();
         let done = (|| {
             self.file.flush()?;
             let file = self.file.get_mut();
             file.seek(SeekFrom::Start(0))?;
-            file.write_all(&(room as u64).to_le_bytes())?;
-            file.write_all(self.header.as_bytes())?;
+            file.write_all(&header)?;
             file.sync_all()
         })();
         done.map_err(io_error("write", &self.partial))?;
         fs::rename(&self.partial, &self.path).map_err(io_error("rename", &self.partial))?;
         sync_dir(&self.path)?;
-        Ok(self.reserve as u64 + self.written)
+        Ok(self.header.file_bytes())
     }
 }
 

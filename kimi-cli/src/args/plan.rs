@@ -1,0 +1,45 @@
+//! Arguments of `plan`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use kimi_quant::Encoding;
+
+use super::EngineArgs;
+use super::pack::{Experts, OutputArgs, parse_experts, parse_override};
+
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    /// Folder of a model, or a config.json alone, before anything is downloaded; k3 and k3-mini are known by name
+    #[arg(value_name = "MODEL|CONFIG.JSON|k3|k3-mini")]
+    pub(crate) model: PathBuf,
+    /// Plan as if the layers had been packed with this SPEC (see `pack`)
+    #[arg(long, value_name = "SPEC")]
+    pub(crate) trunk: Option<Encoding>,
+    /// With --trunk: the same for the experts
+    #[arg(long, value_name = "SPEC", default_value = "keep", value_parser = parse_experts, requires = "trunk")]
+    pub(crate) experts: Experts,
+    /// With --trunk: the same for the output matrix
+    #[arg(long, value_name = "SPEC", requires = "trunk")]
+    pub(crate) lm_head: Option<Encoding>,
+    /// With --trunk: the same for the embedding
+    #[arg(long, value_name = "SPEC", requires = "trunk")]
+    pub(crate) embed: Option<Encoding>,
+    /// With --trunk: the same for matrices by name
+    #[arg(long = "set", value_name = "PATTERN=SPEC", value_parser = parse_override, requires = "trunk")]
+    pub(crate) overrides: Vec<(String, Encoding)>,
+    /// What the drive reads, in GB/s [default: measured for half a second where the model is a folder]
+    #[arg(long, value_name = "GB/s", value_parser = parse_speed)]
+    pub(crate) speed: Option<f64>,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+}
+
+fn parse_speed(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(speed) if speed > 0.0 && speed.is_finite() => Ok(speed),
+        _ => Err("must be a number of gigabytes per second above 0".to_owned()),
+    }
+}
