@@ -1,5 +1,7 @@
 //! One tile: some rows of a matrix, or the three matrices of an expert, behind a header of 64 bytes.
 
+use std::io::Write;
+
 use bytemuck::{Pod, Zeroable};
 use kimi_quant::{Encoding, LayoutError, MatrixView};
 use twox_hash::XxHash3_64;
@@ -80,8 +82,7 @@ impl Tile {
     fn header(&self, payload: usize) -> Option<Header> {
         let number = |value: usize| Some(u32::try_from(value).ok()?.to_le_bytes());
         let mut encoding = [0; 16];
-        let name = self.encoding.to_string();
-        encoding.get_mut(..name.len())?.copy_from_slice(name.as_bytes());
+        write!(&mut encoding[..], "{}", self.encoding).ok()?;
         Some(Header {
             checksum: [0; 8],
             magic: MAGIC,
