@@ -125,10 +125,10 @@ fn every_flag_changes_what_comes() {
     assert!(!generated(&["--logit-bias", &ban]).contains(&greedy[0]));
     assert_eq!(generated(&["--logit-bias", &force(other)]), [other; 6]);
     // A forced token comes up again and again unless a penalty outweighs the bias, which leaves two to take turns.
-    let two = ["--logit-bias", &format!("{other}:1000"), "--logit-bias", "7:999"];
+    let two = ["--logit-bias", &format!("{other}:1000"), "--logit-bias", "7:900"];
     for penalty in ["--presence-penalty", "--frequency-penalty"] {
-        assert_eq!(generated(&[&two[..], &[penalty, "100"]].concat())[..2], [other, 7], "{penalty}");
-        let window = [&two[..], &[penalty, "100", "--penalty-window", "1"]].concat();
+        assert_eq!(generated(&[&two[..], &[penalty, "200"]].concat())[..2], [other, 7], "{penalty}");
+        let window = [&two[..], &[penalty, "200", "--penalty-window", "1"]].concat();
         assert_eq!(generated(&window), [other, 7, other, 7, other, 7], "{penalty}");
     }
     assert_eq!(generated(&[&two[..], &["--repetition-penalty", "2"]].concat())[..2], [other, 7]);

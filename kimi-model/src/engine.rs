@@ -144,7 +144,11 @@ impl Engine {
             count => {
                 let slots =
                     Slots::new(sources, &budget, &readers, count, model.layout.slot_bytes(), MAX_PARTS)?;
-                Some(slots.keep_mapped(plan.all_pinned && count == model.layout.expert_count()))
+                let slots = slots.keep_mapped(plan.all_pinned && count == model.layout.expert_count());
+                // Layers take turns, so each gets its share as soon as a token's experts fit one.
+                let (layers, per_token) = model.layout.experts_per_round(&model.config);
+                let in_shares = count >= layers * per_token;
+                Some(if in_shares { slots.per_class(layers, model.layout.layer_of_key()) } else { slots })
             }
         };
         let sizes = WorkSizes::new(&model.config, kernels, plan.columns, options);

@@ -218,6 +218,17 @@ impl Layout {
         self.matrices.iter().map(|matrix| matrix.bytes).sum()
     }
 
+    /// Layers with experts, and the experts of a token in each.
+    pub(crate) fn experts_per_round(&self, config: &Config) -> (usize, usize) {
+        (self.banks().count(), config.moe.as_ref().map_or(0, |moe| moe.num_experts_per_token))
+    }
+
+    /// Tells the place of a key's layer among those with experts.
+    pub(crate) fn layer_of_key(&self) -> impl Fn(u64) -> usize + Send + Sync + 'static {
+        let layers: Vec<u32> = self.banks().map(|bank| bank.layer).collect();
+        move |key| layers.partition_point(|&layer| u64::from(layer) < key >> 32)
+    }
+
     /// Experts of all layers.
     pub(crate) fn expert_count(&self) -> usize {
         self.banks().map(|bank| bank.count).sum()

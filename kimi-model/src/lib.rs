@@ -25,6 +25,7 @@ mod plan;
 pub mod sampler;
 pub mod session;
 pub mod synth;
+pub mod tuning;
 pub mod unpack;
 pub mod verify;
 mod weights;

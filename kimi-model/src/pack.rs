@@ -29,6 +29,7 @@ use crate::model::Model;
 use crate::packed::{
     BankInfo, FileInfo, HEADER_BYTES, JOURNAL_FILE, MANIFEST_FILE, Manifest, MatrixInfo, Tile, seal, seed,
 };
+use crate::tuning::TUNING_FILE;
 use crate::verify::check_file;
 
 pub(crate) use self::recipe::keeps;
@@ -524,7 +525,7 @@ fn copy_others(source: &Path, target: &Path) -> Result<(), Error> {
         let tensors = text.ends_with(".safetensors") || text.ends_with(".safetensors.index.json");
         // Links, as in a download cache, are followed.
         let metadata = std::fs::metadata(&path).map_err(io_error("read", &path))?;
-        let ours = text == MANIFEST_FILE || text == JOURNAL_FILE;
+        let ours = [MANIFEST_FILE, JOURNAL_FILE, TUNING_FILE].contains(&text.as_ref());
         if tensors || ours || !metadata.is_file() || metadata.len() > LARGEST_COPY {
             continue;
         }

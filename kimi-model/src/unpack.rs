@@ -16,6 +16,7 @@ use crate::error::Error;
 use crate::layout::{KEY_PART, VALUE_PART};
 use crate::pack::{TensorFile, io_error, keeps, refused, write_whole};
 use crate::packed::{BankInfo, JOURNAL_FILE, MANIFEST_FILE, Manifest, MatrixInfo, RecordLayout, Tile, seed};
+use crate::tuning::TUNING_FILE;
 use crate::verify::VerifyProgress;
 use crate::weights::damaged;
 
@@ -98,7 +99,8 @@ fn copy_others(source: &Path, target: &Path) -> Result<(), Error> {
         let Some(name) = path.file_name() else { continue };
         let text = name.to_string_lossy();
         let tensors = text.ends_with(".safetensors") || text.ends_with(".safetensors.index.json");
-        if !tensors && text != MANIFEST_FILE && text != JOURNAL_FILE && path.is_file() {
+        let ours = [MANIFEST_FILE, JOURNAL_FILE, TUNING_FILE].contains(&text.as_ref());
+        if !tensors && !ours && path.is_file() {
             std::fs::copy(&path, target.join(name)).map_err(io_error("copy", &path))?;
         }
     }

@@ -236,3 +236,29 @@ fn storage_of_the_source_is_freed_only_after_what_it_became_was_checked() {
     assert!(report.reclaimed_bytes > 0);
     assert!(logits(dir.path(), Arith::Exact) == logits(&kimi_k3_oracle(), Arith::Exact));
 }
+
+#[test]
+fn what_was_measured_of_a_drive_is_kept_with_the_model_and_not_packed() {
+    let (source, target) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    support::copy(&demo_model(), source.path());
+    let direct = |path: &Path| -> std::sync::Arc<dyn kimi_paging::Source> {
+        std::sync::Arc::new(kimi_paging::FileSource::open_direct(path).unwrap())
+    };
+    let model = support::open_with(source.path(), direct);
+    let first = kimi_model::tuning::read_settings(&model, Some(1 << 30)).unwrap();
+    let kept = source.path().join("kimi-tuning.json");
+    // Where direct reads are refused there is nothing to measure.
+    if kept.is_file() {
+        let mut other: serde_json::Value = serde_json::from_slice(&std::fs::read(&kept).unwrap()).unwrap();
+        other["settings"] =
+            serde_json::json!({ "executor": "threads", "depth": 3, "request_bytes": 1 << 20 });
+        std::fs::write(&kept, other.to_string()).unwrap();
+        let again = kimi_model::tuning::read_settings(&model, None).unwrap();
+        assert_eq!((again.executor, again.depth), (kimi_paging::Executor::Threads, 3), "{first:?}");
+        std::fs::write(&kept, "{}").unwrap();
+        kimi_model::tuning::read_settings(&model, None).unwrap();
+    }
+    packed(source.path(), target.path(), recipe("bf16"));
+    assert!(target.path().join("tiktoken.model").is_file());
+    assert!(!target.path().join("kimi-tuning.json").exists());
+}

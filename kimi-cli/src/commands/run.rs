@@ -46,9 +46,10 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<Exit> {
     engine_options.kv = args.engine.kv;
     engine_options.arith = args.engine.arith;
     engine_options.check = args.engine.check;
-    if args.engine.io == Io::Uring {
-        engine_options.read = URING;
-    }
+    engine_options.read = match args.engine.io {
+        Io::Uring => URING,
+        _ => kimi_model::tuning::read_settings(&model, args.engine.ram)?,
+    };
     let mut engine = Engine::new(model, &engine_options)?;
     if args.verbosity.verbose {
         eprintln!("{}", engine.plan());
