@@ -1,5 +1,6 @@
 //! The command line: typed arguments, no I/O.
 
+mod eval;
 mod pack;
 mod plan;
 mod sampling;
@@ -10,6 +11,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use kimi_kernels::Isa;
 use kimi_model::{Arith, Check, KvFormat};
 
+pub(crate) use eval::EvalArgs;
 pub(crate) use pack::{PackArgs, UnpackArgs, VerifyArgs};
 pub(crate) use plan::PlanArgs;
 pub(crate) use sampling::SamplingArgs;
@@ -36,6 +38,8 @@ pub(crate) enum Command {
     Synth(SynthArgs),
     /// Show what runs in how much memory, and what a token reads; also before anything is downloaded
     Plan(PlanArgs),
+    /// Measure how well a model predicts a text, and how far it is from another
+    Eval(EvalArgs),
     /// Store a model in fewer bytes, in the order in which they are read
     Pack(PackArgs),
     /// Turn a packed model back into a checkpoint as released

@@ -1,6 +1,7 @@
 //! One file per subcommand.
 
 pub(crate) mod detokenize;
+pub(crate) mod eval;
 pub(crate) mod inspect;
 pub(crate) mod pack;
 pub(crate) mod plan;

@@ -76,6 +76,7 @@ fn classify_model(error: &Error) -> Exit {
         ) => Exit::Corrupt,
         Error::EmptyPrompt
         | Error::StopText { .. }
+        | Error::Vocabularies { .. }
         | Error::Pack { .. }
         | Error::Sampler(_)
         | Error::Token { .. }

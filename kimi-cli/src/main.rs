@@ -24,6 +24,7 @@ fn main() -> ExitCode {
         Command::Inspect(args) => commands::inspect::run(&args),
         Command::Synth(args) => commands::synth::run(&args),
         Command::Plan(args) => commands::plan::run(&args),
+        Command::Eval(args) => commands::eval::run(&args),
         Command::Pack(args) => commands::pack::run(&args),
         Command::Unpack(args) => commands::unpack::run(&args),
         Command::Verify(args) => commands::verify::run(&args),

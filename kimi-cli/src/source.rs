@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use kimi_model::Model;
 use kimi_model::synth::Geometry;
-use kimi_paging::{Error, FileSource, MemorySource, MmapSource, Source, memory_limit};
+use kimi_paging::{Error, FileSource, MemorySource, MmapSource, ReadSettings, Readers, Source, memory_limit};
 use kimi_text::Tokenizer;
 
 use crate::args::Io;
@@ -33,6 +33,9 @@ mod demo {
         ),
     ];
 }
+
+/// Reads under way with io_uring, and their size (`docs/paging.md`).
+const URING: ReadSettings = ReadSettings::uring(16, 1 << 20);
 
 /// What stands for the folder of the demo model in messages.
 const DEMO_NAME: &str = "demo";
@@ -64,6 +67,15 @@ pub(crate) fn model(dir: Option<&Path>, io: Io, ram: Option<u64>) -> anyhow::Res
         })
     };
     Ok(Arc::new(Model::open(dir, &mut open)?))
+}
+
+/// How a model is read. What nobody said is measured once for models that do not fit the memory, and kept beside them.
+pub(crate) fn read_settings(model: &Model, io: Io, ram: Option<u64>) -> anyhow::Result<ReadSettings> {
+    Ok(match io {
+        Io::Auto => kimi_model::tuning::read_settings(model, ram)?,
+        Io::Uring => URING,
+        Io::Direct | Io::Pread | Io::Mmap => ReadSettings::threads(Readers::DEFAULT_THREADS),
+    })
 }
 
 /// Bytes of all safetensors files in a folder. What cannot be read is reported when it is opened.

@@ -230,6 +230,14 @@ pub enum Error {
     /// Whoever takes the logits failed.
     #[error("logits could not be handed over")]
     Sink(#[source] std::io::Error),
+    /// Two models that cannot be compared.
+    #[error("the models differ: tokens, layers and width are {shape:?} and {expected:?}")]
+    Vocabularies {
+        /// Tokens, layers and width of the one.
+        shape: [usize; 3],
+        /// The same of the other.
+        expected: [usize; 3],
+    },
     /// There is nothing to go on from.
     #[error("the prompt is empty; give a text or ids")]
     EmptyPrompt,

@@ -1,10 +1,15 @@
 //! How well a model predicts a text.
 
+mod compare;
+
 use std::io;
+use std::sync::atomic::AtomicBool;
 
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::pass::{LogitSink, Logits, PassOptions};
+
+pub use compare::{Comparison, compare};
 
 /// The loss of a model on a text.
 #[derive(Debug, Clone, PartialEq)]
@@ -38,22 +43,39 @@ impl Loss {
 pub fn evaluate(engine: &mut Engine, ids: &[u32], window: usize, bos: u32) -> Result<Loss, Error> {
     let mut loss = Loss { tokens: ids.len(), nats: 0.0, window_nats: Vec::new() };
     for targets in ids.chunks(window) {
-        let mut session = engine.session()?;
-        let inputs: Vec<u32> =
-            std::iter::once(bos).chain(targets.iter().copied()).take(targets.len()).collect();
-        let mut nats = 0.0;
-        let width = engine.max_columns();
-        for (inputs, targets) in inputs.chunks(width).zip(targets.chunks(width)) {
-            let mut sink = LossSink::new(targets);
-            let options =
-                PassOptions { logits: Logits::Each(&mut sink), more: true, ..PassOptions::default() };
-            engine.forward(&mut session, inputs, options)?.commit(inputs.len())?;
-            nats += sink.nats();
-        }
+        let nats = window_nats(engine, targets, bos, &AtomicBool::new(false))?;
         loss.nats += nats;
         loss.window_nats.push(nats);
     }
     Ok(loss)
+}
+
+/// The summed loss of one window, read after `bos` in a session of its own.
+///
+/// # Errors
+/// Those of a pass; [`Error::Cancelled`] soon after `cancel` became true.
+pub fn window_nats(
+    engine: &mut Engine,
+    targets: &[u32],
+    bos: u32,
+    cancel: &AtomicBool,
+) -> Result<f64, Error> {
+    let mut session = engine.session()?;
+    let inputs: Vec<u32> = std::iter::once(bos).chain(targets.iter().copied()).take(targets.len()).collect();
+    let mut nats = 0.0;
+    let width = engine.max_columns();
+    for (inputs, targets) in inputs.chunks(width).zip(targets.chunks(width)) {
+        let mut sink = LossSink::new(targets);
+        let options = PassOptions {
+            logits: Logits::Each(&mut sink),
+            more: true,
+            cancel: Some(cancel),
+            ..PassOptions::default()
+        };
+        engine.forward(&mut session, inputs, options)?.commit(inputs.len())?;
+        nats += sink.nats();
+    }
+    Ok(nats)
 }
 
 /// Gathers `log sum exp` of each column while the vocabulary passes by, and the logit of the target.

@@ -7,11 +7,11 @@ use std::time::Instant;
 
 use anyhow::Context;
 use kimi_model::{BytesRead, Engine, EngineOptions, GenerateOptions, Generation, LogitDump, generate};
-use kimi_paging::{ReadSettings, peak_rss_bytes};
+use kimi_paging::peak_rss_bytes;
 use kimi_text::{Specials, TokenId, Tokenizer};
 use serde::Serialize;
 
-use crate::args::{Io, RunArgs};
+use crate::args::RunArgs;
 use crate::exit::{Exit, Usage};
 use crate::status::{Output, Status, bytes};
 use crate::{interrupt, source, text};
@@ -19,9 +19,6 @@ use sampling::{LogprobReport, SamplingReport};
 
 /// What the demo model continues when nobody gives it a text.
 const DEMO_PROMPT: &str = "The king said";
-
-/// Reads under way with io_uring, and their size (`docs/paging.md`).
-const URING: ReadSettings = ReadSettings::uring(16, 1 << 20);
 
 /// Columns of a prompt pass when nobody says.
 const CHUNK: usize = 512;
@@ -46,10 +43,7 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<Exit> {
     engine_options.kv = args.engine.kv;
     engine_options.arith = args.engine.arith;
     engine_options.check = args.engine.check;
-    engine_options.read = match args.engine.io {
-        Io::Uring => URING,
-        _ => kimi_model::tuning::read_settings(&model, args.engine.ram)?,
-    };
+    engine_options.read = source::read_settings(&model, args.engine.io, args.engine.ram)?;
     let mut engine = Engine::new(model, &engine_options)?;
     if args.verbosity.verbose {
         eprintln!("{}", engine.plan());
