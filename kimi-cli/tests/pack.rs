@@ -44,6 +44,12 @@ fn a_packed_model_is_verified_run_and_unpacked() {
     for model in [&packed, &back] {
         assert!(logits(model, &dir.path().join("b")) == expected, "{}", model.display());
     }
+    let [before, after] = [&source, &packed].map(|model| json(&kimi(&["inspect", path(model), "--json"])));
+    for part in ["trunk", "experts", "embedding", "head"] {
+        assert_eq!(before["parts"][part]["weights"], after["parts"][part]["weights"], "{part}");
+    }
+    assert_eq!((&after["lossless"], &before["lossless"]), (&true.into(), &Value::Null));
+    assert_eq!(after["recipe"]["trunk"], "bf12");
     // The tokenizer came along.
     let text = kimi(&["run", path(&packed), "Once", "-n", "3", "-q"]);
     assert!(text.status.success() && !text.stdout.is_empty());

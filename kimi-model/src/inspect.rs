@@ -57,6 +57,12 @@ pub struct Summary {
     pub parts: BTreeMap<&'static str, PartSize>,
     /// Sizes by type as the files spell it.
     pub dtypes: BTreeMap<String, PartSize>,
+    /// Sizes by encoding, of a packed model: matrices and, three to an expert, those of the experts.
+    pub encodings: BTreeMap<String, PartSize>,
+    /// What a packed model was made with; empty for others.
+    pub recipe: BTreeMap<String, String>,
+    /// A packed model that keeps every bit of its source.
+    pub lossless: Option<bool>,
     /// Everything.
     pub total: PartSize,
     /// Bytes that a token needs: the trunk, its experts and the output matrix, with nothing kept in memory.
@@ -75,10 +81,28 @@ impl Summary {
         let (config, index) = (&model.config, model.checkpoint.index());
         let mut parts = BTreeMap::<&'static str, PartSize>::new();
         let mut dtypes = BTreeMap::<String, PartSize>::new();
+        let mut encodings = BTreeMap::<String, PartSize>::new();
         let mut total = PartSize::default();
+        let manifest = model.checkpoint.manifest();
         for (name, info) in index.iter() {
             let elements: u64 = info.shape.iter().product();
+            let packed = manifest.and_then(|manifest| {
+                let matrix = manifest.matrices.get(&name);
+                let matrix = matrix.map(|info| (&info.encoding, 1, info.rows as u64 * info.cols as u64));
+                let bank = manifest.experts.get(&name).map(|info| {
+                    let experts = info.count as u64;
+                    (&info.encoding, 3 * experts, 3 * experts * info.inner as u64 * info.width as u64)
+                });
+                matrix.or(bank)
+            });
+            if let Some((encoding, matrices, weights)) = packed {
+                let size = encodings.entry(encoding.clone()).or_default();
+                size.tensors += matrices;
+                size.weights += weights;
+                size.bytes += info.bytes;
+            }
             let weights = match info.dtype {
+                _ if packed.is_some() => packed.map_or(0, |(_, _, weights)| weights),
                 Dtype::U8 if name.ends_with(".weight_packed") => 2 * elements,
                 _ if name.ends_with(".weight_scale") => 0,
                 _ => elements,
@@ -108,6 +132,9 @@ impl Summary {
             files: index.sources().len(),
             parts,
             dtypes,
+            encodings,
+            recipe: manifest.map_or_else(BTreeMap::new, |manifest| manifest.recipe.clone()),
+            lossless: manifest.map(|manifest| manifest.lossless),
             total,
             bytes_per_token: model.layout.tape_bytes()
                 + per_token as u64 * model.layout.expert_bytes_of_one_each(),
@@ -135,7 +162,12 @@ fn part(name: &str, prefix: &str) -> &'static str {
         return "vision";
     }
     match name.strip_prefix(prefix) {
-        Some(name) if name.starts_with("model.layers.") && name.contains(".experts.") => "experts",
+        Some(name)
+            if name.starts_with("model.layers.")
+                && (name.contains(".experts.") || name.ends_with(".experts")) =>
+        {
+            "experts"
+        }
         Some(name) if name.starts_with("model.layers.") => "trunk",
         Some("model.embed_tokens.weight") => "embedding",
         Some("lm_head.weight") => "head",

@@ -65,6 +65,9 @@ pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<Exit> {
     for (name, size) in &summary.dtypes {
         line(name, size)?;
     }
+    for (name, size) in &summary.encodings {
+        line(name, size)?;
+    }
     line("total", &summary.total)?;
     writeln!(
         out,
@@ -73,6 +76,12 @@ pub(crate) fn run(args: &InspectArgs) -> anyhow::Result<Exit> {
         summary.bytes_per_token as f64 / 1e9,
         summary.index_bytes as f64 / 1e6
     )?;
+    if let Some(lossless) = summary.lossless {
+        let recipe = summary.recipe.iter().map(|(part, how)| format!("{part} {how}"));
+        let recipe = recipe.collect::<Vec<_>>().join(", ");
+        let loss = if lossless { "without loss" } else { "with loss (docs/quality.md)" };
+        writeln!(out, "packed {loss}: {recipe}")?;
+    }
     if summary.unlisted_tensors > 0 {
         writeln!(out, "{} tensors are not listed in the index file", summary.unlisted_tensors)?;
     }
