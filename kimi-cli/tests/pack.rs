@@ -35,6 +35,13 @@ fn a_packed_model_is_verified_run_and_unpacked() {
     let source = demo_model();
     let dry = json(&kimi(&["pack", path(&source), path(&packed), "--dry-run", "--json"]));
     assert!(!packed.exists() && dry["lossless"] == true, "{dry}");
+    let preset =
+        json(&kimi(&["pack", path(&source), path(&packed), "--dry-run", "--preset", "exact", "--json"]));
+    assert_eq!(preset["encodings"], dry["encodings"]);
+    for arguments in [["--preset", "huge", "--json"], ["--preset", "near", "--trunk=i4"]] {
+        let output = kimi(&[&["pack", path(&source), path(&packed)], &arguments[..]].concat());
+        assert_eq!(output.status.code(), Some(2));
+    }
     json(&kimi(&["pack", path(&source), path(&packed), "--json"]));
     let verified = json(&kimi(&["verify", path(&packed), "--json"]));
     assert_eq!(verified["damages"], serde_json::json!([]), "{verified}");

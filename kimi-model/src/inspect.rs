@@ -133,7 +133,10 @@ impl Summary {
             parts,
             dtypes,
             encodings,
-            recipe: manifest.map_or_else(BTreeMap::new, |manifest| manifest.recipe.clone()),
+            recipe: manifest.map_or_else(BTreeMap::new, |manifest| {
+                let preset = manifest.preset.iter().map(|name| ("preset".to_owned(), name.clone()));
+                manifest.recipe.clone().into_iter().chain(preset).collect()
+            }),
             lossless: manifest.map(|manifest| manifest.lossless),
             total,
             bytes_per_token: model.layout.tape_bytes()

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use kimi_model::pack::Recipe;
 use kimi_quant::Encoding;
 
 use super::parse_size;
@@ -15,6 +16,9 @@ pub(crate) struct PackArgs {
     /// Folder to write the packed model to; an interrupted run goes on where it stopped
     #[arg(value_name = "DST")]
     pub(crate) target: PathBuf,
+    /// exact (no loss), near, small or tiny instead of SPECs; docs/quality.md has what each costs
+    #[arg(long, value_name = "NAME", value_parser = parse_preset, conflicts_with_all = ["trunk", "experts"])]
+    pub(crate) preset: Option<Recipe>,
     /// How the matrices of the layers are stored: bf12 (no loss, a quarter less), bf16, i8, i6, i4, i3, i2 with
     /// `:g32|g64|g128`, `:zp` or `:cb`, and `:f16`, or mxfp4
     #[arg(long, value_name = "SPEC", default_value = "bf12")]
@@ -97,6 +101,11 @@ pub(super) fn parse_override(text: &str) -> Result<(String, Encoding), String> {
         Some((pattern, spec)) if !pattern.is_empty() => Ok((pattern.to_owned(), parse_encoding(spec)?)),
         _ => Err("must be PATTERN=SPEC, like '*.o_proj.weight=i8'".to_owned()),
     }
+}
+
+fn parse_preset(text: &str) -> Result<Recipe, String> {
+    let names = || Recipe::presets().collect::<Vec<_>>().join(", ");
+    Recipe::preset(text).ok_or_else(|| format!("must be one of {}", names()))
 }
 
 fn parse_encoding(text: &str) -> Result<Encoding, String> {

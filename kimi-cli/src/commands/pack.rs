@@ -15,8 +15,11 @@ pub(crate) fn run(args: &PackArgs) -> anyhow::Result<Exit> {
     interrupt::install()?;
     let start = Instant::now();
     let model = source::model(Some(&args.source), Io::Pread, None)?;
-    let mut recipe = Recipe::new(args.trunk);
-    recipe.experts = args.experts.0;
+    let mut recipe = args.preset.clone().unwrap_or_else(|| {
+        let mut recipe = Recipe::new(args.trunk);
+        recipe.experts = args.experts.0;
+        recipe
+    });
     (recipe.head, recipe.embedding) = (args.lm_head, args.embed);
     recipe.overrides = args.overrides.clone();
     if args.dry_run {

@@ -52,7 +52,35 @@ pub(crate) enum Role {
     Embedding,
 }
 
+/// Recipes with names, the trunk's and the experts' encoding of each: points on the curve of `docs/quality.md`.
+const PRESETS: [(&str, &str, Option<&str>); 4] = [
+    // No loss.
+    ("exact", "bf12", None),
+    // Less than 0.001 nats on the demo model.
+    ("near", "i6:g64", None),
+    // Less than 0.01 nats.
+    ("small", "i4:g32:cb", None),
+    // The smallest that was measured to lose less than 0.03 nats.
+    ("tiny", "i4:g32:cb", Some("i3:g32")),
+];
+
 impl Recipe {
+    /// The recipe of a name: `exact`, `near`, `small` or `tiny`.
+    pub fn preset(name: &str) -> Option<Self> {
+        let (name, trunk, experts) = PRESETS.into_iter().find(|(of, ..)| *of == name)?;
+        let encoding = |spec: &str| spec.parse().ok();
+        let experts = match experts {
+            Some(spec) => Some(encoding(spec)?),
+            None => None,
+        };
+        Some(Self { preset: Some(name.to_owned()), experts, ..Self::new(encoding(trunk)?) })
+    }
+
+    /// The names of all presets, from the least loss to the fewest bytes.
+    pub fn presets() -> impl Iterator<Item = &'static str> {
+        PRESETS.into_iter().map(|(name, ..)| name)
+    }
+
     /// A recipe for the trunk that leaves everything else to the defaults.
     pub fn new(trunk: Encoding) -> Self {
         let (preset, experts, head, embedding, overrides) = (None, None, None, None, Vec::new());
@@ -179,6 +207,16 @@ mod tests {
             assert_eq!(target, expected);
             assert!(keeps(source.parse().unwrap(), target.parse().unwrap()));
         }
+    }
+
+    #[test]
+    fn every_preset_has_a_recipe() {
+        for name in Recipe::presets() {
+            let recipe = Recipe::preset(name).unwrap();
+            assert_eq!(recipe.preset.as_deref(), Some(name));
+        }
+        assert_eq!(Recipe::preset("exact").unwrap().trunk, Encoding::Bf12);
+        assert!(Recipe::preset("huge").is_none());
     }
 
     #[test]
