@@ -116,7 +116,7 @@ pub enum LoadErrorKind {
         byte: u8,
     },
 
-    /// The configuration is not UTF-8.
+    /// The file is not UTF-8.
     #[error("offset {offset}: expected UTF-8, found byte 0x{found:02x}")]
     NotUtf8 {
         /// The first byte that is not.
@@ -124,8 +124,8 @@ pub enum LoadErrorKind {
         /// Its value.
         found: u8,
     },
-    /// The configuration is not JSON, or a field has another type than expected.
-    #[error("line {line}, column {column}: not a tokenizer configuration")]
+    /// The file is not JSON, or a field has another type than expected.
+    #[error("line {line}, column {column}: not the JSON of such a file")]
     Json {
         /// The line.
         line: usize,

@@ -1,10 +1,12 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+pub mod chat;
 mod classes;
 mod cuts;
 mod detokenizer;
 mod error;
+mod json;
 mod merge;
 mod specials;
 mod split;

@@ -2,14 +2,12 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::marker::PhantomData;
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use serde::Deserialize;
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{Deserializer, MapAccess, Visitor};
 
 use crate::error::LoadErrorKind;
+use crate::json::{Entries, Object};
 use crate::vocabulary::{TokenId, excerpt};
 
 /// The name of the configuration file in a release.
@@ -154,7 +152,7 @@ pub(crate) struct Found {
 #[derive(Debug, Default, Deserialize)]
 struct Config {
     #[serde(default)]
-    added_tokens_decoder: Option<AddedTokens>,
+    added_tokens_decoder: Option<Entries<Object<AddedToken>>>,
     #[serde(default)]
     bos_token: Option<Name>,
     #[serde(default)]
@@ -175,14 +173,6 @@ struct AddedToken {
     #[serde(default)]
     special: bool,
 }
-
-/// The entries in order. A map would let the last of two equal keys win in silence.
-#[derive(Debug, Default)]
-struct AddedTokens(Vec<(String, Object<AddedToken>)>);
-
-/// A structure that is written as an object. The derived implementation alone would take a list of its fields.
-#[derive(Debug)]
-struct Object<T>(T);
 
 impl Config {
     fn parse(json: &[u8]) -> Result<Self, LoadErrorKind> {
@@ -238,49 +228,5 @@ impl Name {
         match self {
             Self::Bare(content) | Self::Flagged(Object(AddedToken { content, .. })) => content,
         }
-    }
-}
-
-impl<'de> Deserialize<'de> for AddedTokens {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries;
-
-        impl<'de> Visitor<'de> for Entries {
-            type Value = AddedTokens;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object with an added token for each id")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<AddedTokens, A::Error> {
-                let mut entries = Vec::new();
-                while let Some(entry) = map.next_entry()? {
-                    entries.push(entry);
-                }
-                Ok(AddedTokens(entries))
-            }
-        }
-
-        deserializer.deserialize_map(Entries)
-    }
-}
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Fields<T>(PhantomData<T>);
-
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for Fields<T> {
-            type Value = Object<T>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Object<T>, A::Error> {
-                T::deserialize(MapAccessDeserializer::new(map)).map(Object)
-            }
-        }
-
-        deserializer.deserialize_map(Fields(PhantomData))
     }
 }

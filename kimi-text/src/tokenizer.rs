@@ -214,7 +214,7 @@ impl Tokenizer {
 }
 
 /// A file of at most `limit` bytes. It is read no further than that: a path may lead to something endless.
-fn read(path: &Path, limit: usize) -> Result<Vec<u8>, LoadErrorKind> {
+pub(crate) fn read(path: &Path, limit: usize) -> Result<Vec<u8>, LoadErrorKind> {
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(LoadErrorKind::Io)?;
     file.take(limit as u64 + 1).read_to_end(&mut bytes).map_err(LoadErrorKind::Io)?;

@@ -174,7 +174,7 @@ fn json() {
         ("[]", 1, "an object"),
         ("{} x", 1, "trailing characters"),
         ("{\n\"bos_token\": 7}", 2, "the name of a token"),
-        (r#"{"added_tokens_decoder": []}"#, 1, "an added token for each id"),
+        (r#"{"added_tokens_decoder": []}"#, 1, "an object"),
         (r#"{"added_tokens_decoder": {"300": {}}}"#, 1, "missing field `content`"),
         (r#"{"added_tokens_decoder": {"300": ["a", true]}}"#, 1, "an object"),
         (r#"{"added_tokens_decoder": {"300": {"content": "a", "special": 1}}}"#, 1, "a boolean"),

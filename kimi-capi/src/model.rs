@@ -1,0 +1,250 @@
+//! A model behind a handle: folder, engine, tokenizer.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kimi_kernels::Isa;
+use kimi_model::config::AttentionKind;
+use kimi_model::session::KV_BLOCK;
+use kimi_model::{
+    Arith, Config, Engine, Error as ModelError, GenerationConfig, KvFormat, Model, Plan, ReadCounter,
+};
+use kimi_paging::{
+    Backend, Budget, Error as PagingError, Executor, FileSource, MmapSource, ReadStats, Source, memory_limit,
+};
+use kimi_text::Tokenizer;
+
+use crate::conversation::Conversation;
+use crate::error::Error;
+use crate::handle::{Handled, Kind};
+use crate::lock::{Held, Lock};
+use crate::options::{Io, ModelOptions};
+
+/// A model that is ready to run.
+#[derive(Debug)]
+pub(crate) struct LoadedModel {
+    pub(crate) path: PathBuf,
+    pub(crate) model: Arc<Model>,
+    /// Tokens that end a generation: those of `generation_config.json`, or else of `config.json`.
+    pub(crate) eos_token_ids: Vec<u32>,
+    /// What never changes about the engine, readable while it runs.
+    pub(crate) facts: Facts,
+    pub(crate) work: Mutex<Work>,
+    engine: Lock<Engine>,
+    tokenizer: Option<Arc<Tokenizer>>,
+    /// What `kimi_generate_next_token` goes on from.
+    last: Lock<Conversation>,
+}
+
+impl Handled for LoadedModel {
+    const KIND: Kind = Kind::Model;
+}
+
+impl Handled for Tokenizer {
+    const KIND: Kind = Kind::Tokenizer;
+}
+
+/// How the engine was made.
+#[derive(Debug)]
+pub(crate) struct Facts {
+    pub(crate) plan: Plan,
+    pub(crate) budget: Budget,
+    pub(crate) counter: ReadCounter,
+    pub(crate) fallbacks: Vec<String>,
+    pub(crate) backend: Backend,
+    pub(crate) executor: Executor,
+    pub(crate) threads: usize,
+    pub(crate) isa: Isa,
+    pub(crate) arith: Arith,
+    pub(crate) kv: KvFormat,
+}
+
+/// What the engine has done up to the end of the last call.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Work {
+    pub(crate) passes: u64,
+    /// Tokens that passes computed.
+    pub(crate) tokens: u64,
+    pub(crate) reads: ReadStats,
+}
+
+impl LoadedModel {
+    pub(crate) fn open(path: PathBuf, options: &ModelOptions) -> Result<Self, Error> {
+        check_folder(&path)?;
+        let model = Arc::new(Model::open(&path, &mut sources(&path, options.io, options.ram_bytes))?);
+        // A folder without a vocabulary takes ids.
+        let tokenizer = match path.join("tiktoken.model").exists() {
+            true => Some(Arc::new(Tokenizer::from_dir(&path)?)),
+            false => None,
+        };
+        let config = model.config();
+        let maker = GenerationConfig::open(&path, config.vocab_size).map_err(ModelError::from)?;
+        let eos_token_ids =
+            if maker.eos_token_ids.is_empty() { config.eos_token_ids.clone() } else { maker.eos_token_ids };
+        let positions = positions(model.config(), options)?;
+        let engine = Engine::new(model.clone(), &options.engine(positions))?;
+        let facts = Facts {
+            plan: engine.plan().clone(),
+            budget: engine.budget().clone(),
+            counter: engine.read_counter(),
+            fallbacks: engine.read_fallbacks(),
+            backend: engine.backend(),
+            executor: engine.read_settings().executor,
+            threads: engine.threads(),
+            isa: engine.isa(),
+            arith: engine.arith(),
+            kv: options.kv,
+        };
+        Ok(Self {
+            path,
+            model,
+            eos_token_ids,
+            facts,
+            work: Mutex::default(),
+            engine: Lock::new("model", engine),
+            tokenizer,
+            last: Lock::new("model", Conversation::default()),
+        })
+    }
+
+    /// The engine, once nobody else uses it.
+    pub(crate) fn engine(&self) -> Result<Working<'_>, Error> {
+        Ok(Working { engine: self.engine.lock()?, work: &self.work, passes: 0, tokens: 0 })
+    }
+
+    pub(crate) fn tokenizer(&self) -> Result<&Arc<Tokenizer>, Error> {
+        self.tokenizer.as_ref().ok_or_else(|| Error::NoTokenizer { path: self.path.clone() })
+    }
+
+    pub(crate) fn has_tokenizer(&self) -> bool {
+        self.tokenizer.is_some()
+    }
+
+    /// The token of the largest logit after `ids`. What an earlier call computed of them is not computed again.
+    pub(crate) fn next_token(&self, ids: &[u32]) -> Result<u32, Error> {
+        let mut last = self.last.lock()?;
+        last.next_token(&mut self.engine()?, ids, &AtomicBool::new(false))
+    }
+}
+
+/// An engine at work. What it did is noted when it is given back.
+#[derive(Debug)]
+pub(crate) struct Working<'a> {
+    pub(crate) engine: Held<'a, Engine>,
+    work: &'a Mutex<Work>,
+    passes: u64,
+    tokens: u64,
+}
+
+impl Working<'_> {
+    pub(crate) fn count(&mut self, passes: usize, tokens: usize) {
+        self.passes += passes as u64;
+        self.tokens += tokens as u64;
+    }
+}
+
+impl Drop for Working<'_> {
+    fn drop(&mut self) {
+        let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        work.passes += self.passes;
+        work.tokens += self.tokens;
+        work.reads = self.engine.read_stats();
+    }
+}
+
+/// Opens the tokenizer of a model folder.
+pub(crate) fn open_tokenizer(path: &Path) -> Result<Tokenizer, Error> {
+    check_folder(path)?;
+    if !path.join("tiktoken.model").exists() {
+        return Err(Error::NoTokenizer { path: path.to_path_buf() });
+    }
+    Ok(Tokenizer::from_dir(path)?)
+}
+
+/// Positions of a session: what was asked for, what the model knows, what the KV cache may hold.
+fn positions(config: &Config, options: &ModelOptions) -> Result<usize, Error> {
+    let positions = options.context.min(config.max_position_embeddings);
+    let Some(bytes) = options.kv_bytes else { return Ok(positions) };
+    let value_bytes = match options.kv {
+        KvFormat::Bf16 => 2,
+        _ => 4,
+    };
+    let row_bytes = config.attention_layers(AttentionKind::Mla) * config.mla.row() * value_bytes;
+    let block_bytes = (row_bytes * KV_BLOCK) as u64;
+    match bytes.checked_div(block_bytes) {
+        // No layer keeps a row for each position.
+        None => Ok(positions),
+        Some(0) => Err(Error::KvCache { bytes, block_bytes }),
+        Some(blocks) => {
+            let room = usize::try_from(blocks).unwrap_or(usize::MAX).saturating_mul(KV_BLOCK);
+            Ok(positions.min(room))
+        }
+    }
+}
+
+/// A model is a folder. Whatever else is there is named.
+fn check_folder(path: &Path) -> Result<(), Error> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    let reason = match kind_of_file(path) {
+        None => "does not exist; a model is a folder with config.json and safetensors files",
+        Some(FileKind::Gguf) => "is a GGUF file; a model is a folder with config.json and safetensors files",
+        Some(FileKind::Other) => "is no folder; a model is a folder with config.json and safetensors files",
+    };
+    Err(Error::NoFolder { path: path.to_path_buf(), reason: reason.to_owned() })
+}
+
+enum FileKind {
+    Gguf,
+    Other,
+}
+
+fn kind_of_file(path: &Path) -> Option<FileKind> {
+    if !path.exists() {
+        return None;
+    }
+    let mut magic = [0; 4];
+    // Reading what is no regular file could wait for ever.
+    let read = path.is_file() && File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok();
+    Some(if read && &magic == b"GGUF" { FileKind::Gguf } else { FileKind::Other })
+}
+
+/// How the files of a folder are opened. `ram` is the memory that the process may take.
+fn sources(
+    dir: &Path,
+    io: Io,
+    ram: Option<u64>,
+) -> impl FnMut(&Path) -> Result<Arc<dyn Source>, PagingError> {
+    // What does not fit memory is read past the page cache, which would only be filled and emptied with every pass.
+    let direct = match io {
+        Io::Auto => shard_bytes(dir) > ram.or_else(|| memory_limit().bytes()).unwrap_or(u64::MAX),
+        Io::Direct | Io::Uring => true,
+        Io::Pread | Io::Mmap => false,
+    };
+    move |path| {
+        Ok(match io {
+            Io::Mmap => Arc::new(map(path)?),
+            _ if direct => Arc::new(FileSource::open_direct(path)?),
+            _ => Arc::new(FileSource::open(path)?),
+        })
+    }
+}
+
+/// Bytes of all safetensors files in a folder. What cannot be read is reported when it is opened.
+fn shard_bytes(dir: &Path) -> u64 {
+    let files = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    let shards =
+        files.filter(|file| file.path().extension().is_some_and(|extension| extension == "safetensors"));
+    // Through links, as the shards of a download cache are.
+    shards.filter_map(|file| Some(std::fs::metadata(file.path()).ok()?.len())).sum()
+}
+
+#[expect(unsafe_code, reason = "mapping is opted into by the caller with the option io=mmap")]
+fn map(path: &Path) -> Result<MmapSource, PagingError> {
+    // SAFETY: the option is the caller's word that nobody changes the files while they are used; the header says so.
+    unsafe { MmapSource::open(path) }
+}
