@@ -1,5 +1,6 @@
 //! The command line: typed arguments, no I/O.
 
+mod chat;
 mod eval;
 mod pack;
 mod plan;
@@ -9,8 +10,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kimi_kernels::Isa;
-use kimi_model::{Arith, Check, KvFormat};
+use kimi_model::{Arith, Check, EngineOptions, KvFormat};
 
+pub(crate) use chat::{ChatArgs, Show};
 pub(crate) use eval::EvalArgs;
 pub(crate) use pack::{PackArgs, UnpackArgs, VerifyArgs};
 pub(crate) use plan::PlanArgs;
@@ -28,6 +30,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Generate from a prompt; without MODEL, with the built-in demo model
     Run(RunArgs),
+    /// Talk with a model; without MODEL with the built-in demo model, which was not trained to
+    Chat(Box<ChatArgs>),
     /// Turn text into token ids
     Tokenize(TokenizeArgs),
     /// Turn token ids into text
@@ -153,6 +157,19 @@ pub(crate) struct EngineArgs {
     /// Most tokens of a pass over the prompt; fewer where memory is short [default: 512]
     #[arg(long, value_name = "N", value_parser = parse_positive)]
     pub(crate) chunk: Option<usize>,
+}
+
+impl EngineArgs {
+    /// What the flags say of an engine; the length of the context is left to the command.
+    pub(crate) fn options(&self) -> EngineOptions {
+        let mut options = EngineOptions::default();
+        options.ram_bytes = self.ram;
+        options.columns = self.chunk.unwrap_or(options.columns);
+        options.threads = self.threads.map(usize::from);
+        (options.isa, options.kv) = (self.isa, self.kv);
+        (options.arith, options.check) = (self.arith, self.check);
+        options
+    }
 }
 
 #[derive(Debug, Args)]

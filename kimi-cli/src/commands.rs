@@ -1,5 +1,6 @@
 //! One file per subcommand.
 
+pub(crate) mod chat;
 pub(crate) mod detokenize;
 pub(crate) mod eval;
 pub(crate) mod inspect;

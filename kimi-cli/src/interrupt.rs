@@ -22,6 +22,8 @@ pub(crate) fn install() -> anyhow::Result<()> {
 
 /// Runs something that ends soon after the flag it is given becomes true.
 pub(crate) fn cancellable<R>(work: impl FnOnce(&'static AtomicBool) -> R) -> R {
+    // An earlier request has had its effect.
+    CANCEL.store(false, Ordering::SeqCst);
     RUNNING.store(true, Ordering::SeqCst);
     let result = work(&CANCEL);
     RUNNING.store(false, Ordering::SeqCst);

@@ -5,6 +5,7 @@ mod commands;
 mod exit;
 mod interrupt;
 mod progress;
+mod sampling;
 mod source;
 mod status;
 mod text;
@@ -19,6 +20,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match cli.command {
         Command::Run(args) => commands::run::run(&args),
+        Command::Chat(args) => commands::chat::run(&args),
         Command::Tokenize(args) => commands::tokenize::run(&args),
         Command::Detokenize(args) => commands::detokenize::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),

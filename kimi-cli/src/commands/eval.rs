@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kimi_model::eval::{Comparison, compare, window_nats};
-use kimi_model::{Engine, EngineOptions, Error};
+use kimi_model::{Engine, Error};
 use kimi_text::{Specials, TokenId};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -115,12 +115,10 @@ enum Found {
 fn engine(dir: Option<&Path>, args: &EngineArgs, window: usize, shares: u64) -> anyhow::Result<Engine> {
     let ram = args.ram.map(|ram| ram / shares);
     let model = source::model(dir, args.io, ram)?;
-    let mut options = EngineOptions::default();
+    let mut options = args.options();
     options.ram_bytes = ram;
     options.positions = window;
     options.columns = args.chunk.unwrap_or(window);
-    options.threads = args.threads.map(usize::from);
-    (options.isa, options.kv, options.arith, options.check) = (args.isa, args.kv, args.arith, args.check);
     options.read = source::read_settings(&model, args.io, ram)?;
     Ok(Engine::new(model, &options)?)
 }

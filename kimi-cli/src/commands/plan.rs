@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kimi_model::pack::Recipe;
-use kimi_model::{BytesRead, EngineOptions, Error, Model, Plan};
+use kimi_model::{BytesRead, Error, Model, Plan};
 use kimi_paging::{Budget, TuneLimits, tune};
 use serde_json::{Value, json};
 
@@ -41,14 +41,8 @@ pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<Exit> {
         model = Arc::new(model.outline_packed(&recipe)?);
     }
 
-    let mut options = EngineOptions::default();
-    options.ram_bytes = args.engine.ram;
+    let mut options = args.engine.options();
     options.positions = args.engine.context.min(model.config().max_position_embeddings);
-    options.columns = args.engine.chunk.unwrap_or(options.columns);
-    options.threads = args.engine.threads.map(usize::from);
-    options.isa = args.engine.isa;
-    options.kv = args.engine.kv;
-    options.arith = args.engine.arith;
     let floor = Plan::floor(&model, &options)?.total_bytes();
     let plan = match Plan::new(&model, &options) {
         Err(Error::DoesNotFit { needed, plan }) if args.output.json => {

@@ -1,12 +1,12 @@
 //! `kimi-cli run`.
 
-mod sampling;
+mod sampling_report;
 
 use std::io::{Write, stdout};
 use std::time::Instant;
 
 use anyhow::Context;
-use kimi_model::{BytesRead, Engine, EngineOptions, GenerateOptions, Generation, LogitDump, generate};
+use kimi_model::{BytesRead, Engine, GenerateOptions, Generation, LogitDump, generate};
 use kimi_paging::peak_rss_bytes;
 use kimi_text::{Specials, TokenId, Tokenizer};
 use serde::Serialize;
@@ -14,14 +14,11 @@ use serde::Serialize;
 use crate::args::RunArgs;
 use crate::exit::{Exit, Usage};
 use crate::status::{Output, Status, bytes};
-use crate::{interrupt, source, text};
-use sampling::{LogprobReport, SamplingReport};
+use crate::{interrupt, sampling, source, text};
+use sampling_report::{LogprobReport, SamplingReport};
 
 /// What the demo model continues when nobody gives it a text.
 const DEMO_PROMPT: &str = "The king said";
-
-/// Columns of a prompt pass when nobody says.
-const CHUNK: usize = 512;
 
 pub(crate) fn run(args: &RunArgs) -> anyhow::Result<Exit> {
     interrupt::install()?;
@@ -30,19 +27,16 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<Exit> {
     let model = source::model(dir, args.engine.io, args.engine.ram)?;
     let tokenizer = source::tokenizer(dir)?;
     let prompt = Prompt::new(args, tokenizer.as_ref(), model.config().bos_token_id)?;
-    let options = sampling::options(args, model.config())?;
+    let mut options = sampling::options(dir, &args.sampling, model.config())?;
+    options.max_tokens = args.max_tokens;
+    options.stop.clone_from(&args.stop);
+    options.ignore_eos = args.ignore_eos;
 
     let context = args.engine.context.min(model.config().max_position_embeddings);
     let positions = context.min(prompt.ids.len().saturating_add(args.max_tokens.max(1)));
-    let mut engine_options = EngineOptions::default();
-    engine_options.ram_bytes = args.engine.ram;
+    let mut engine_options = args.engine.options();
     engine_options.positions = positions;
-    engine_options.columns = args.engine.chunk.unwrap_or(CHUNK).min(prompt.ids.len().max(1));
-    engine_options.threads = args.engine.threads.map(usize::from);
-    engine_options.isa = args.engine.isa;
-    engine_options.kv = args.engine.kv;
-    engine_options.arith = args.engine.arith;
-    engine_options.check = args.engine.check;
+    engine_options.columns = engine_options.columns.min(prompt.ids.len().max(1));
     engine_options.read = source::read_settings(&model, args.engine.io, args.engine.ram)?;
     let mut engine = Engine::new(model, &engine_options)?;
     if args.verbosity.verbose {

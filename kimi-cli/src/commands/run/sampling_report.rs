@@ -1,30 +1,7 @@
-//! How `run` samples, and what it reports of that.
+//! What `run` reports of its sampling.
 
-use kimi_model::{Config, Error, GenerateOptions, GenerationConfig, Logprobs, SamplerOptions, TokenLogprob};
+use kimi_model::{Config, GenerateOptions, Logprobs, SamplerOptions, TokenLogprob};
 use serde::Serialize;
-
-use crate::args::RunArgs;
-
-/// The demo model loops when it always takes the most probable token.
-const DEMO_TEMPERATURE: f32 = 0.6;
-
-/// What the flags say, then the model folder, then the defaults.
-pub(super) fn options(args: &RunArgs, config: &Config) -> anyhow::Result<GenerateOptions> {
-    let mut options = GenerateOptions::default();
-    match &args.model {
-        None => options.sampler.temperature = DEMO_TEMPERATURE,
-        Some(dir) => {
-            let file = GenerationConfig::open(dir, config.vocab_size).map_err(Error::from)?;
-            file.apply(&mut options);
-        }
-    }
-    args.sampling.apply(&mut options.sampler);
-    options.sampler.check(config.vocab_size).map_err(Error::from)?;
-    options.max_tokens = args.max_tokens;
-    options.stop.clone_from(&args.stop);
-    options.ignore_eos = args.ignore_eos;
-    Ok(options)
-}
 
 /// The settings that were used, wherever they come from.
 #[derive(Debug, Serialize)]
