@@ -12,7 +12,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use kimi_kernels::Isa;
 use kimi_model::{Arith, Check, EngineOptions, KvFormat};
 
-pub(crate) use chat::{ChatArgs, Show};
+pub(crate) use chat::{ChatArgs, When};
 pub(crate) use eval::EvalArgs;
 pub(crate) use pack::{PackArgs, UnpackArgs, VerifyArgs};
 pub(crate) use plan::PlanArgs;

@@ -25,7 +25,7 @@ pub(crate) struct ChatArgs {
     pub(crate) effort: Option<Effort>,
     /// Whether the reasoning is printed: auto is on a terminal only
     #[arg(long, value_name = "WHEN", default_value = "auto")]
-    pub(crate) reasoning: Show,
+    pub(crate) reasoning: When,
     /// Generate at most this many tokens for an answer
     #[arg(short = 'n', long, value_name = "N", default_value_t = 4096)]
     pub(crate) max_tokens: usize,
@@ -39,7 +39,7 @@ pub(crate) struct ChatArgs {
 
 /// Whether something is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Show {
+pub(crate) enum When {
     /// On a terminal
     Auto,
     /// Always

@@ -16,7 +16,7 @@ use rustyline::error::ReadlineError;
 
 use self::answer::Answer;
 use self::conversation::Conversation;
-use crate::args::{ChatArgs, Show};
+use crate::args::{ChatArgs, When};
 use crate::exit::{Exit, Usage};
 use crate::status::bytes;
 use crate::{interrupt, sampling, source, text};
@@ -160,9 +160,9 @@ impl Chat<'_> {
     fn turn(&mut self, conversation: &mut Conversation, message: &str) -> anyhow::Result<FinishReason> {
         let terminal = stdout().is_terminal();
         let reasoning = match self.args.reasoning {
-            Show::Auto => terminal,
-            Show::Show => true,
-            Show::Hide => false,
+            When::Auto => terminal,
+            When::Show => true,
+            When::Hide => false,
         };
         let before = self.engine.bytes_read().total();
         let prompt = conversation.ask(message, self.tokenizer, self.engine)?;
