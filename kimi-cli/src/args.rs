@@ -1,5 +1,6 @@
 //! The command line: typed arguments, no I/O.
 
+mod bench;
 mod chat;
 mod eval;
 mod pack;
@@ -12,6 +13,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use kimi_kernels::Isa;
 use kimi_model::{Arith, Check, EngineOptions, KvFormat};
 
+pub(crate) use bench::{BenchCommand, BenchDecodeArgs, BenchDiskArgs, BenchKernelsArgs, DoctorArgs};
 pub(crate) use chat::{ChatArgs, When};
 pub(crate) use eval::EvalArgs;
 pub(crate) use pack::{PackArgs, UnpackArgs, VerifyArgs};
@@ -50,6 +52,11 @@ pub(crate) enum Command {
     Unpack(UnpackArgs),
     /// Check every byte of a model
     Verify(VerifyArgs),
+    /// Tell whether this machine is fit, and what to run next
+    Doctor(DoctorArgs),
+    /// Measure kernels, the drive, or decoding
+    #[command(subcommand)]
+    Bench(BenchCommand),
 }
 
 /// How files are read.

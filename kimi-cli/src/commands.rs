@@ -1,7 +1,9 @@
 //! One file per subcommand.
 
+pub(crate) mod bench;
 pub(crate) mod chat;
 pub(crate) mod detokenize;
+pub(crate) mod doctor;
 pub(crate) mod eval;
 pub(crate) mod inspect;
 pub(crate) mod pack;

@@ -4,6 +4,7 @@ use std::io;
 use std::process::ExitCode;
 
 use kimi_model::Error;
+use kimi_model::bench::BenchError;
 use kimi_paging::Error as Paging;
 
 /// How a run ended.
@@ -54,6 +55,12 @@ fn classify(error: &anyhow::Error) -> Exit {
         }
         if let Some(error) = cause.downcast_ref::<Error>() {
             return classify_model(error);
+        }
+        match cause.downcast_ref::<BenchError>() {
+            Some(BenchError::Run(error)) => return classify_model(error),
+            Some(BenchError::Setting { .. } | BenchError::TooSmall { .. }) => return Exit::Usage,
+            Some(BenchError::Cancelled) => return Exit::Interrupted,
+            _ => {}
         }
         if cause.downcast_ref::<kimi_text::LoadError>().is_some() {
             return Exit::Corrupt;

@@ -30,6 +30,8 @@ fn main() -> ExitCode {
         Command::Pack(args) => commands::pack::run(&args),
         Command::Unpack(args) => commands::unpack::run(&args),
         Command::Verify(args) => commands::verify::run(&args),
+        Command::Doctor(args) => commands::doctor::run(&args),
+        Command::Bench(command) => commands::bench::run(&command),
     };
     exit::report(done)
 }

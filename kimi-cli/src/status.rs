@@ -240,7 +240,8 @@ pub(crate) fn bytes(count: u64) -> String {
     match count as f64 {
         count if count >= 1e12 => format!("{:.2} TB", count / 1e12),
         count if count >= 1e9 => format!("{:.2} GB", count / 1e9),
-        count => format!("{:.1} MB", count / 1e6),
+        count if count >= 1e6 => format!("{:.1} MB", count / 1e6),
+        count => format!("{:.1} KB", count / 1e3),
     }
 }
 
@@ -258,7 +259,7 @@ mod tests {
 
     #[test]
     fn sizes_and_times_are_readable() {
-        assert_eq!((bytes(1_560_936_091_448).as_str(), bytes(900_000).as_str()), ("1.56 TB", "0.9 MB"));
+        assert_eq!((bytes(1_560_936_091_448).as_str(), bytes(900_000).as_str()), ("1.56 TB", "900.0 KB"));
         assert_eq!((duration(59.6).as_str(), duration(3723.0).as_str()), ("1:00", "1:02:03"));
     }
 

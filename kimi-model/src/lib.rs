@@ -2,8 +2,10 @@
 #![forbid(unsafe_code)]
 
 mod arena;
+pub mod bench;
 mod checkpoint;
 pub mod config;
+pub mod doctor;
 mod drive;
 mod dump;
 mod engine;

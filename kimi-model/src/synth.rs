@@ -9,7 +9,7 @@
 
 mod folder;
 mod geometry;
-mod random;
+pub(crate) mod random;
 mod tensor;
 
 use std::fmt::Write as _;

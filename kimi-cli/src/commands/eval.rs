@@ -5,7 +5,6 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kimi_model::eval::{Comparison, compare, window_nats};
 use kimi_model::{Engine, Error};
 use kimi_text::{Specials, TokenId};
@@ -14,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::args::{EngineArgs, EvalArgs};
 use crate::exit::{Exit, Usage};
-use crate::{interrupt, source, text};
+use crate::{interrupt, progress, source, text};
 
 /// What the built-in model is called as a reference.
 const DEMO: &str = "demo";
@@ -65,7 +64,7 @@ pub(crate) fn run(args: &EvalArgs) -> anyhow::Result<Exit> {
         state = resume(path, state)?;
     }
 
-    let bar = bar(args.output.quiet, tokens)?;
+    let bar = progress::tokens(args.output.quiet, tokens);
     let (mut start, mut saved) = (Instant::now(), Instant::now());
     let done = interrupt::cancellable(|cancel| -> anyhow::Result<bool> {
         for window in &windows[state.windows.min(windows.len())..] {
@@ -157,12 +156,6 @@ fn save(args: &EvalArgs, state: &State) -> anyhow::Result<()> {
         anyhow::Ok(())
     };
     write().with_context(|| format!("{} cannot be written", path.display()))
-}
-
-fn bar(quiet: bool, tokens: usize) -> anyhow::Result<ProgressBar> {
-    let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
-    let style = ProgressStyle::with_template("{pos} of {len} tokens, {per_sec}, {eta} left {wide_bar}")?;
-    Ok(ProgressBar::with_draw_target(Some(tokens as u64), target).with_style(style))
 }
 
 fn tell(args: &EvalArgs, state: &State, engine: &Engine, tokens: usize, bytes: usize) -> anyhow::Result<()> {

@@ -9,20 +9,20 @@ use kimi_quant::mxfp4::E2M1;
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Lanes of 16 bits in one output of the generator.
-pub(super) const LANES: u64 = 4;
+pub(crate) const LANES: u64 = 4;
 
 /// A stream of 16-bit lanes that belongs to one seed and one name.
 ///
 /// Lane `4 i + j` is bits `16 j` to `16 j + 15` of output `i` of SplitMix64 (Steele, Lea, Flood, *Fast Splittable
 /// Pseudorandom Number Generators*, OOPSLA 2014), whose state is a counter, so that any output is computed alone.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Stream {
+pub(crate) struct Stream {
     state: u64,
 }
 
 impl Stream {
     /// The stream of a seed and a name; the name is hashed by FNV-1a, 64 bits.
-    pub(super) fn new(seed: u64, name: &str) -> Self {
+    pub(crate) fn new(seed: u64, name: &str) -> Self {
         let hash = name
             .bytes()
             .fold(0xcbf2_9ce4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
@@ -30,14 +30,14 @@ impl Stream {
     }
 
     /// Output `i`: four lanes.
-    fn output(self, i: u64) -> u64 {
+    pub(crate) fn output(self, i: u64) -> u64 {
         finish(self.state.wrapping_add(i.wrapping_add(1).wrapping_mul(GAMMA)))
     }
 
     /// Fills `out` with `encode(lane)` of lanes `first` on, `N` bytes each.
     ///
     /// `first` is a multiple of [`LANES`] and `out` holds whole elements.
-    pub(super) fn fill<const N: usize>(self, first: u64, out: &mut [u8], encode: impl Fn(u16) -> [u8; N]) {
+    pub(crate) fn fill<const N: usize>(self, first: u64, out: &mut [u8], encode: impl Fn(u16) -> [u8; N]) {
         debug_assert!(first.is_multiple_of(LANES) && out.len().is_multiple_of(N));
         for (i, elements) in (first / LANES..).zip(out.as_chunks_mut().0.chunks_mut(LANES as usize)) {
             let lanes = self.output(i);
@@ -57,7 +57,7 @@ fn finish(mut z: u64) -> u64 {
 
 /// What lanes turn into.
 #[derive(Debug)]
-pub(super) struct Tables {
+pub(crate) struct Tables {
     /// The quantile of the standard normal distribution at `(lane + 1/2) / 65536`.
     normal: Vec<f32>,
     /// E2M1 codes of normal values with a standard deviation of [`CODE_STD`], by 8 bits.
@@ -65,13 +65,13 @@ pub(super) struct Tables {
 }
 
 /// The standard deviation of codes, in units of their scale: one in a hundred is the largest.
-pub(super) const CODE_STD: f32 = 2.0;
+pub(crate) const CODE_STD: f32 = 2.0;
 
 /// Half of the lanes' values.
 const HALF: usize = 1 << 15;
 
 impl Tables {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let upper = upper_quantiles();
         let normal: Vec<f32> = upper.iter().rev().map(|q| -q).chain(upper.iter().copied()).collect();
         let mut codes = [0; 256];
@@ -82,12 +82,12 @@ impl Tables {
     }
 
     /// A standard normal value.
-    pub(super) fn normal(&self, lane: u16) -> f32 {
+    pub(crate) fn normal(&self, lane: u16) -> f32 {
         self.normal[usize::from(lane)]
     }
 
     /// Two codes.
-    pub(super) fn codes(&self, lane: u16) -> u8 {
+    pub(crate) fn codes(&self, lane: u16) -> u8 {
         let [low, high] = lane.to_le_bytes().map(|byte| self.codes[usize::from(byte)]);
         low | high << 4
     }
