@@ -235,6 +235,16 @@ fn pointwise_operations_are_the_same_bits_everywhere() {
         kernels.gate(&mut x, &y);
         x
     });
+    same_on_all("swiglu", |kernels| {
+        let mut x = x.clone();
+        kernels.swiglu(&mut x, &y);
+        x
+    });
+    same_on_all("rotate", |kernels| {
+        let mut x = x.clone();
+        kernels.rotate(&mut x, &y[..32], &y[32..64]);
+        x
+    });
     same_on_all("situ", |kernels| {
         let mut x = x.clone();
         kernels.situ(&mut x, &y, constants);

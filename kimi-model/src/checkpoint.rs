@@ -21,6 +21,9 @@ const VISION: [&str; 2] = ["vision_tower.", "mm_projector."];
 /// The prefixes under which releases store a text model.
 const PREFIXES: [&str; 2] = ["language_model.", ""];
 
+/// The names of an expert's gate, up and down matrix in releases.
+pub(crate) const EXPERT_NAMES: [[&str; 3]; 2] = [["w1", "w3", "w2"], ["gate_proj", "up_proj", "down_proj"]];
+
 /// The tensors of one model.
 #[derive(Debug)]
 pub struct Checkpoint {
@@ -115,6 +118,15 @@ impl Checkpoint {
     /// True when the text model has a tensor of this name (without prefix).
     pub(crate) fn has(&self, name: &str) -> bool {
         self.index.find(&self.full(name)).is_some()
+    }
+
+    /// What the gate, up and down matrix of `expert` are called: Kimi's names or DeepSeek's.
+    pub(crate) fn expert_names(&self, expert: &str) -> [&'static str; 3] {
+        let known = |names: &&[&'static str; 3]| {
+            let planes = ["weight", "weight_packed"];
+            planes.iter().any(|plane| self.has(&format!("{expert}.{}.{plane}", names[0])))
+        };
+        EXPERT_NAMES.iter().find(known).copied().unwrap_or(EXPERT_NAMES[0])
     }
 
     pub(crate) fn full(&self, name: &str) -> String {

@@ -6,7 +6,7 @@ use kimi_kernels::reference;
 use kimi_paging::{Entry, Extent, Run, Slots, SourceId, TemplateId, TensorIndex};
 use kimi_quant::Encoding;
 
-use crate::checkpoint::{Checkpoint, StoredBank, StoredMatrix};
+use crate::checkpoint::{Checkpoint, EXPERT_NAMES, StoredBank, StoredMatrix};
 use crate::config::{AttentionKind, Config, FeedForwardKind, KdaConfig, MlaConfig, MoeConfig};
 use crate::error::Error;
 use crate::packed::TileCut;
@@ -86,9 +86,10 @@ pub(crate) enum OutputGate {
 
 #[derive(Debug)]
 pub(crate) struct Mla {
-    pub(crate) query_down: MatrixId,
-    pub(crate) query_norm: Vec<f32>,
-    pub(crate) query_up: MatrixId,
+    /// Down to the low rank of the queries and its norm, where they are compressed.
+    pub(crate) query_low_rank: Option<QueryLowRank>,
+    /// Up from the low rank, or from the hidden state itself.
+    pub(crate) query: MatrixId,
     pub(crate) latent: MatrixId,
     pub(crate) latent_norm: Vec<f32>,
     /// The key rows of `kv_b`, used transposed.
@@ -97,6 +98,12 @@ pub(crate) struct Mla {
     pub(crate) value_up: MatrixId,
     pub(crate) gate: Option<MatrixId>,
     pub(crate) output: MatrixId,
+}
+
+#[derive(Debug)]
+pub(crate) struct QueryLowRank {
+    pub(crate) down: MatrixId,
+    pub(crate) norm: Vec<f32>,
 }
 
 #[derive(Debug)]
@@ -142,6 +149,8 @@ pub(crate) struct ExpertBank {
     pub(crate) inner: usize,
     /// The layer's number, as the names spell it.
     pub(crate) layer: u32,
+    /// What the source calls the gate, up and down matrix of an expert; of a packed model the manifest knows.
+    pub(crate) names: [&'static str; 3],
     /// The tensor of a packed model, or what the names of all experts begin with.
     pub(crate) name: Arc<str>,
     pub(crate) storage: ExpertStorage,
@@ -252,7 +261,9 @@ impl Layer {
                     + kda.rates.len()
                     + kda.output_norm.len()
             }
-            Attention::Mla(mla) => mla.query_norm.len() + mla.latent_norm.len(),
+            Attention::Mla(mla) => {
+                mla.query_low_rank.as_ref().map_or(0, |low_rank| low_rank.norm.len()) + mla.latent_norm.len()
+            }
         };
         let feed_forward = match &self.feed_forward {
             FeedForward::Dense(_) => 0,
@@ -424,9 +435,16 @@ fn kda(config: &Config, kda: &KdaConfig, tape: &mut TapeBuilder<'_>, base: &str)
 fn mla(config: &Config, tape: &mut TapeBuilder<'_>, base: &str) -> Result<Mla, Error> {
     let (checkpoint, hidden, mla) = (tape.checkpoint, config.hidden_size, &config.mla);
     let heads = mla.num_heads;
-    let query_down = tape.matrix(&format!("{base}.q_a_proj"), mla.q_lora_rank, hidden)?;
     let key_width = mla.qk_nope_head_dim + mla.qk_rope_head_dim;
-    let query_up = tape.matrix(&format!("{base}.q_b_proj"), heads * key_width, mla.q_lora_rank)?;
+    let (query_low_rank, query) = match mla.q_lora_rank {
+        Some(rank) => {
+            let down = tape.matrix(&format!("{base}.q_a_proj"), rank, hidden)?;
+            let norm = checkpoint.vector(&format!("{base}.q_a_layernorm.weight"), &[rank])?;
+            let up = tape.matrix(&format!("{base}.q_b_proj"), heads * key_width, rank)?;
+            (Some(QueryLowRank { down, norm }), up)
+        }
+        None => (None, tape.matrix(&format!("{base}.q_proj"), heads * key_width, hidden)?),
+    };
     let latent = tape.matrix(&format!("{base}.kv_a_proj_with_mqa"), mla.row(), hidden)?;
     let [key_up, value_up] = tape.key_and_value_up(&format!("{base}.kv_b_proj"), mla)?;
     let gate = match mla.output_gate {
@@ -434,9 +452,8 @@ fn mla(config: &Config, tape: &mut TapeBuilder<'_>, base: &str) -> Result<Mla, E
         false => None,
     };
     Ok(Mla {
-        query_down,
-        query_norm: checkpoint.vector(&format!("{base}.q_a_layernorm.weight"), &[mla.q_lora_rank])?,
-        query_up,
+        query_low_rank,
+        query,
         latent,
         latent_norm: checkpoint.vector(&format!("{base}.kv_a_layernorm.weight"), &[mla.kv_lora_rank])?,
         key_up,
@@ -517,11 +534,15 @@ impl ExpertBank {
                 width,
                 inner,
                 layer: layer as u32,
+                names: EXPERT_NAMES[0],
                 name: name.into(),
                 storage: ExpertStorage::Records(bank),
             });
         }
-        let shapes = [("w1", inner, width), ("w3", inner, width), ("w2", width, inner)];
+        let first = format!("{base}.experts.0");
+        let names = checkpoint.expert_names(&first);
+        let [gate, up, down] = names;
+        let shapes = [(gate, inner, width), (up, inner, width), (down, width, inner)];
         let mut bank: Option<Self> = None;
         for expert in 0..moe.num_experts {
             for (name, rows, cols) in shapes {
@@ -532,6 +553,7 @@ impl ExpertBank {
                     width,
                     inner,
                     layer: layer as u32,
+                    names,
                     name: checkpoint.full(&format!("{base}.experts")).into(),
                     storage: ExpertStorage::Tensors(Vec::new()),
                 });

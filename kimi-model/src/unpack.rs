@@ -20,9 +20,6 @@ use crate::tuning::TUNING_FILE;
 use crate::verify::VerifyProgress;
 use crate::weights::damaged;
 
-/// The matrices of an expert by name.
-const EXPERT_MATRICES: [&str; 3] = ["w1", "w3", "w2"];
-
 /// What was unpacked.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 #[non_exhaustive]
@@ -155,7 +152,7 @@ impl Unpacker<'_> {
         if let Some(listed) = self.manifest.experts.get(name) {
             let planes = planes(listed);
             let experts = (0..listed.count).flat_map(|expert| {
-                EXPERT_MATRICES.into_iter().flat_map(move |matrix| {
+                listed.names.iter().flat_map(move |matrix| {
                     planes.iter().map(move |plane| format!("{name}.{expert}.{matrix}.{plane}"))
                 })
             });
@@ -278,7 +275,7 @@ impl Unpacker<'_> {
             let views = layout
                 .views(expert as u32, &buffer, Some(seed))
                 .map_err(|problem| damaged(self.dir, name, expert, problem))?;
-            for (view, matrix) in views.into_iter().zip(EXPERT_MATRICES) {
+            for (view, matrix) in views.into_iter().zip(&listed.names) {
                 let [rows, cols] = [view.rows() as u64, view.cols() as u64];
                 let name = |plane: &str| format!("{name}.{expert}.{matrix}.{plane}");
                 let mut put = |plane: &str, dtype: &str, shape: [u64; 2], bytes: &[u8]| {

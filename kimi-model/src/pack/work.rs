@@ -97,6 +97,7 @@ impl BankWork<'_> {
             inner: bank.inner,
             width: bank.width,
             dtypes: bank.dtypes(model.checkpoint.index()),
+            names: bank.names.map(str::to_owned).to_vec(),
             source_xxh3: hash.map(|hash| format!("{hash:016x}")),
         }
     }

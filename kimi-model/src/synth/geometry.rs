@@ -251,13 +251,18 @@ impl List<'_> {
     }
 
     fn mla(&mut self) {
-        let (hidden, mla) = (self.config.hidden_size, self.config.mla);
+        let (hidden, mla) = (self.config.hidden_size, &self.config.mla);
         let (heads, values) = (mla.num_heads, mla.num_heads * mla.v_head_dim);
-        let (query, latent) = (mla.q_lora_rank, mla.kv_lora_rank);
-        self.matrix("self_attn.q_a_proj", [query, hidden], hidden);
-        // Behind a norm the sum of squares is that of all columns, however few are other than zero.
+        let latent = mla.kv_lora_rank;
         let key_width = mla.qk_nope_head_dim + mla.qk_rope_head_dim;
-        self.matrix("self_attn.q_b_proj", [heads * key_width, query], query);
+        match mla.q_lora_rank {
+            Some(query) => {
+                self.matrix("self_attn.q_a_proj", [query, hidden], hidden);
+                // Behind a norm the sum of squares is that of all columns, however few are other than zero.
+                self.matrix("self_attn.q_b_proj", [heads * key_width, query], query);
+            }
+            None => self.matrix("self_attn.q_proj", [heads * key_width, hidden], hidden),
+        }
         self.matrix("self_attn.kv_a_proj_with_mqa", [mla.row(), hidden], hidden);
         let head = mla.qk_nope_head_dim + mla.v_head_dim;
         // Each head has its keys first, then its values.
@@ -267,7 +272,9 @@ impl List<'_> {
             self.matrix("self_attn.g_proj", [values, hidden], hidden);
         }
         self.matrix("self_attn.o_proj", [hidden, values], self.outputs_of(latent, values));
-        self.norm("self_attn.q_a_layernorm", query);
+        if let Some(query) = mla.q_lora_rank {
+            self.norm("self_attn.q_a_layernorm", query);
+        }
         self.norm("self_attn.kv_a_layernorm", latent);
     }
 
