@@ -7,6 +7,7 @@ mod rope;
 use std::path::Path;
 
 use kimi_kernels::Decay;
+use kimi_quant::fp8;
 use serde_json::{Map, Value};
 
 use crate::error::ConfigError;
@@ -199,6 +200,8 @@ impl Config {
             ));
         }
         let text = top.nested("text_config")?.unwrap_or_else(|| document.fields());
+        block_size_of_scales(&top)?;
+        block_size_of_scales(&text)?;
         let positions = match text.optional_size("max_position_embeddings", MAX_POSITIONS)? {
             Some(positions) => positions,
             None => text.optional_size("model_max_length", MAX_POSITIONS)?.unwrap_or(DEFAULT_POSITIONS),
@@ -233,6 +236,18 @@ impl Config {
     /// How many layers have the given kind of attention.
     pub fn attention_layers(&self, kind: AttentionKind) -> usize {
         self.layers.iter().filter(|layer| layer.attention == kind).count()
+    }
+}
+
+/// Scales of FP8 are those of blocks of 128 x 128; what else is quantized says so in the shapes of its tensors.
+fn block_size_of_scales(fields: &Fields<'_>) -> Result<(), ConfigError> {
+    let Some(quantization) = fields.nested("quantization_config")? else { return Ok(()) };
+    match quantization.optional::<Vec<usize>>("weight_block_size")? {
+        None => Ok(()),
+        Some(size) if size == [fp8::BLOCK; 2] => Ok(()),
+        Some(size) => {
+            Err(quantization.unsupported("weight_block_size", &format!("{size:?}"), "known: [128, 128]"))
+        }
     }
 }
 

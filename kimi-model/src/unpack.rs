@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use kimi_paging::{FileSource, Source, TensorIndex, TensorInfo};
-use kimi_quant::{Bf16, Encoding, MatrixView, bf12};
+use kimi_quant::{Bf16, Encoding, MatrixView, bf12, int4};
 use serde::Serialize;
 use twox_hash::XxHash3_64;
 
@@ -278,8 +278,8 @@ impl Unpacker<'_> {
             for (view, matrix) in views.into_iter().zip(&listed.names) {
                 let [rows, cols] = [view.rows() as u64, view.cols() as u64];
                 let name = |plane: &str| format!("{name}.{expert}.{matrix}.{plane}");
-                let mut put = |plane: &str, dtype: &str, shape: [u64; 2], bytes: &[u8]| {
-                    out.tensor(&name(plane), dtype, &shape, bytes.len() as u64);
+                let mut put = |plane: &str, dtype: &str, shape: &[u64], bytes: &[u8]| {
+                    out.tensor(&name(plane), dtype, shape, bytes.len() as u64);
                     self.report.bytes += bytes.len() as u64;
                     hash.write(bytes);
                     out.write(bytes)
@@ -287,11 +287,31 @@ impl Unpacker<'_> {
                 match (view, &listed.dtypes[..]) {
                     (MatrixView::Mxfp4Bands(view), [codes_type, scales_type]) => {
                         let (codes, scales) = view.to_planes();
-                        put("weight_packed", codes_type, [rows, cols / 2], &codes)?;
-                        put("weight_scale", scales_type, [rows, cols / 32], &scales)?;
+                        put("weight_packed", codes_type, &[rows, cols / 2], &codes)?;
+                        put("weight_scale", scales_type, &[rows, cols / 32], &scales)?;
                     }
-                    (view, [dtype]) => put("weight", dtype, [rows, cols], &plain(view, dtype == "F32"))?,
-                    (view, _) => put("weight", "BF16", [rows, cols], &plain(view, false))?,
+                    (MatrixView::Int(view), [codes_type, scales_type, shape_type @ ..])
+                        if listed.is_int4() =>
+                    {
+                        let (codes, scales) = int4::to_planes(&view);
+                        put("weight_packed", codes_type, &[rows, cols / 8], &codes)?;
+                        put("weight_scale", scales_type, &[rows, cols / 32], &scales)?;
+                        if let Some(dtype) = shape_type.first() {
+                            let shape: Vec<u8> = match dtype.as_str() {
+                                "I32" => {
+                                    [rows as i32, cols as i32].iter().flat_map(|n| n.to_le_bytes()).collect()
+                                }
+                                _ => {
+                                    [rows as i64, cols as i64].iter().flat_map(|n| n.to_le_bytes()).collect()
+                                }
+                            };
+                            out.tensor(&name("weight_shape"), dtype, &[2], shape.len() as u64);
+                            self.report.bytes += shape.len() as u64;
+                            out.write(&shape)?;
+                        }
+                    }
+                    (view, [dtype]) => put("weight", dtype, &[rows, cols], &plain(view, dtype == "F32"))?,
+                    (view, _) => put("weight", "BF16", &[rows, cols], &plain(view, false))?,
                 }
             }
         }
@@ -335,8 +355,13 @@ impl Unpacker<'_> {
 
 /// The names of the tensors of an expert's matrix.
 fn planes(listed: &BankInfo) -> &'static [&'static str] {
-    let lossless = listed.encoding.parse().is_ok_and(|encoding| keeps(Encoding::Mxfp4, encoding));
-    if lossless && listed.dtypes.len() == 2 { &["weight_packed", "weight_scale"] } else { &["weight"] }
+    const PLANES: [&str; 3] = ["weight_packed", "weight_scale", "weight_shape"];
+    let mxfp4 = listed.encoding.parse().is_ok_and(|encoding| keeps(Encoding::Mxfp4, encoding));
+    match listed.dtypes.len() {
+        2 if mxfp4 => &PLANES[..2],
+        count @ 2..=3 if listed.is_int4() => &PLANES[..count],
+        _ => &["weight"],
+    }
 }
 
 fn value_bytes(listed: &MatrixInfo) -> usize {

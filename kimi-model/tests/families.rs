@@ -117,8 +117,13 @@ fn other_spellings_of_the_same_model_give_the_same_bits() {
                 rename(tensors, &[(part, &part.replace("mlp", "block_sparse_moe"))]);
             }
         }),
-        ("a prefix", |tensors| {
-            tensors.iter_mut().for_each(|tensor| tensor.name.insert_str(0, "language_model."));
+        ("a prefix, or none", |tensors| {
+            for tensor in tensors {
+                match tensor.name.strip_prefix("language_model.") {
+                    Some(rest) => tensor.name = rest.to_owned(),
+                    None => tensor.name.insert_str(0, "language_model."),
+                }
+            }
         }),
         ("small tensors in F32", |tensors| {
             let ends = ["norm.weight", "conv1d.weight", "e_score_correction_bias", "dt_bias", "A_log"];
@@ -134,7 +139,7 @@ fn other_spellings_of_the_same_model_give_the_same_bits() {
                 // The block that predicts one token more is stored behind the last layer.
                 like("model.layers.6.eh_proj.weight"),
                 like("model.layers.6.mlp.experts.0.gate_proj.weight"),
-                like("vision_tower.patch_embed.proj.weight"),
+                like("vision_tower.novel.weight"),
             ];
             tensors.extend(more);
         }),
@@ -216,4 +221,89 @@ fn rotations_are_those_of_the_reference() {
             }
         }
     }
+}
+
+/// Decoded numbers are float32: stored as such, they give the same bits.
+#[test]
+fn a_source_packed_as_float32_gives_the_same_bits() {
+    let never = AtomicBool::new(false);
+    for name in ["deepseek_v3_int4", "deepseek_v3_fp8"] {
+        let source = family(name);
+        let prompt = prompt(&source);
+        let dir = tempfile::tempdir().unwrap();
+        let mut recipe = Recipe::new("f32".parse().unwrap());
+        recipe.experts = Some("f32".parse().unwrap());
+        let options = PackOptions::new(recipe);
+        pack(&open(&source), &source, dir.path(), &options, &|_| (), &never).unwrap();
+        assert!(tensors_of(dir.path()).keys().all(|name| !name.contains("weight_scale")), "{name}");
+        assert!(same_bits(&logits(dir.path(), &prompt), &logits(&source, &prompt)), "{name}");
+    }
+}
+
+/// Numbers that were lost come back as BF16.
+#[test]
+fn models_of_fewer_bits_are_unpacked_when_asked_for() {
+    let never = AtomicBool::new(false);
+    for name in ["deepseek_v3_int4", "deepseek_v3_fp8"] {
+        let source = family(name);
+        let (dir, back) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let mut recipe = Recipe::new("i8:g32".parse().unwrap());
+        recipe.experts = Some("i4:g64".parse().unwrap());
+        let options = PackOptions::new(recipe);
+        let report = pack(&open(&source), &source, dir.path(), &options, &|_| (), &never).unwrap();
+        assert!(!report.lossless, "{name}");
+        assert!(unpack(dir.path(), back.path(), false, &|_| (), &never).is_err(), "{name}");
+        unpack(dir.path(), back.path(), true, &|_| (), &never).unwrap();
+        assert!(tensors_of(back.path()).keys().any(|tensor| tensor.ends_with("experts.0.down_proj.weight")));
+        assert!(logits(back.path(), &[7]).iter().all(|logit| logit.is_finite()), "{name}");
+    }
+}
+
+fn named<'a>(tensors: &'a mut [Tensor], end: &str) -> &'a mut Tensor {
+    tensors.iter_mut().find(|tensor| tensor.name.ends_with(end)).unwrap()
+}
+
+#[test]
+fn broken_storage_is_refused_by_name() {
+    let cases: [(&str, &str, Change); 6] = [
+        (
+            "deepseek_v3_int4",
+            "experts.0.gate_proj.weight_shape`: holds [96, 64], the matrix is [64, 96]",
+            |tensors| {
+                let bytes = &mut named(tensors, "layers.1.mlp.experts.0.gate_proj.weight_shape").bytes;
+                bytes.rotate_left(4);
+            },
+        ),
+        ("deepseek_v3_int4", "experts.3.up_proj.weight_scale` is missing", |tensors| {
+            tensors.retain(|tensor| !tensor.name.ends_with("layers.2.mlp.experts.3.up_proj.weight_scale"));
+        }),
+        ("deepseek_v3_int4", "expected BF16, found F16", |tensors| {
+            named(tensors, "experts.1.down_proj.weight_scale").dtype = safetensors::Dtype::F16;
+        }),
+        ("deepseek_v3_fp8", "o_proj.weight_scale_inv` is missing", |tensors| {
+            tensors.retain(|tensor| !tensor.name.ends_with("layers.1.self_attn.o_proj.weight_scale_inv"));
+        }),
+        ("deepseek_v3_fp8", "expected shape [2, 2], found [4]", |tensors| {
+            named(tensors, "experts.0.down_proj.weight_scale_inv").shape = vec![4];
+        }),
+        ("deepseek_v3_fp8", "expected F32, found I32", |tensors| {
+            named(tensors, "kv_b_proj.weight_scale_inv").dtype = safetensors::Dtype::I32;
+        }),
+    ];
+    for (name, expected, change) in cases {
+        let copy = tempfile::tempdir().unwrap();
+        rewrite(&family(name), copy.path(), change);
+        let error = kimi_model::Model::open(copy.path(), &mut |path| {
+            Ok(std::sync::Arc::new(kimi_paging::FileSource::open(path)?)
+                as std::sync::Arc<dyn kimi_paging::Source>)
+        });
+        let message = error.unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
+    }
+    let copy = tempfile::tempdir().unwrap();
+    rewrite(&family("deepseek_v3_fp8"), copy.path(), |_| {});
+    configure(copy.path(), |config| config["quantization_config"]["weight_block_size"] = json!([64, 128]));
+    let json = std::fs::read(copy.path().join("config.json")).unwrap();
+    let message = kimi_model::Config::parse(&json, Path::new("config.json")).unwrap_err().to_string();
+    assert!(message.contains("quantization_config.weight_block_size"), "{message}");
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use kimi_quant::{Encoding, IntFormat};
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::EXPERT_NAMES;
@@ -77,6 +78,15 @@ pub(crate) struct BankInfo {
     /// are kept without loss.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) source_xxh3: Option<String>,
+}
+
+impl BankInfo {
+    /// The source was INT4 in planes, and every number of it is here.
+    pub(crate) fn is_int4(&self) -> bool {
+        let encoding = self.encoding.parse();
+        self.dtypes.first().is_some_and(|dtype| dtype == "I32")
+            && encoding == Ok(Encoding::Int(IntFormat::INT4))
+    }
 }
 
 /// The names in models that were packed before the manifest listed them.

@@ -9,8 +9,14 @@ use kimi_model::{Engine, EngineOptions, LogitSink, Logits, Model, Observer, Pass
 use kimi_paging::{FileSource, MmapSource, Source};
 
 /// The families beside K3, each with the shape that no other has.
-pub(crate) const FAMILIES: [&str; 4] =
-    ["kimi_linear", "deepseek_v3", "deepseek_v3_moonlight", "deepseek_v3_grouped"];
+pub(crate) const FAMILIES: [&str; 6] = [
+    "kimi_linear",
+    "deepseek_v3",
+    "deepseek_v3_moonlight",
+    "deepseek_v3_grouped",
+    "deepseek_v3_int4",
+    "deepseek_v3_fp8",
+];
 
 /// The fixture of a family.
 pub(crate) fn family(name: &str) -> PathBuf {
