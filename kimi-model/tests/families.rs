@@ -240,6 +240,16 @@ fn a_source_packed_as_float32_gives_the_same_bits() {
     }
 }
 
+#[test]
+fn nothing_else_is_made_fp8() {
+    let source = family("deepseek_v3_moonlight");
+    let dir = tempfile::tempdir().unwrap();
+    let options = PackOptions::new(Recipe::new("fp8".parse().unwrap()));
+    let error = pack(&open(&source), &source, dir.path(), &options, &|_| (), &AtomicBool::new(false));
+    let message = error.unwrap_err().to_string();
+    assert!(message.contains("cannot be stored as fp8, it is bf16"), "{message}");
+}
+
 /// Numbers that were lost come back as BF16.
 #[test]
 fn models_of_fewer_bits_are_unpacked_when_asked_for() {

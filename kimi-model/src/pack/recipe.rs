@@ -124,9 +124,10 @@ impl Recipe {
             // FP8 keeps its numbers as they are.
             (Encoding::Bf16 | Encoding::Bf12 | Encoding::Fp8, Encoding::Fp8) => Encoding::Fp8,
             // So does INT4, in bands.
-            (Encoding::Bf16 | Encoding::Bf12 | Encoding::Int4, Encoding::Int4) => {
+            (Encoding::Bf16 | Encoding::Bf12, Encoding::Int4) | (Encoding::Int4, _) => {
                 Encoding::Int(IntFormat::INT4)
             }
+
             // What is MXFP4 already is only put in another order; without loss there is nothing else to do with other sources.
             (Encoding::Mxfp4, _) | (Encoding::Bf16 | Encoding::Bf12, Encoding::Mxfp4) => Encoding::Mxfp4Bands,
             (Encoding::Bf12 | Encoding::Bf16, Encoding::F32) => Encoding::F32,
