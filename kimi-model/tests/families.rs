@@ -317,3 +317,28 @@ fn broken_storage_is_refused_by_name() {
     let message = kimi_model::Config::parse(&json, Path::new("config.json")).unwrap_err().to_string();
     assert!(message.contains("quantization_config.weight_block_size"), "{message}");
 }
+
+/// What public copies of released files select; skipped where the data beside the checkout are absent.
+#[test]
+fn released_configurations_select_their_paths() {
+    for (name, layers, kda, experts, rotates, groups) in [
+        ("kimi-k3", 93, 69, 896, false, 1),
+        ("kimi-linear-48b-a3b-instruct", 27, 20, 256, false, 1),
+        ("moonlight-16b-a3b-instruct", 27, 0, 64, true, 1),
+        ("kimi-k2-instruct", 61, 0, 384, true, 1),
+        ("kimi-k2.5", 61, 0, 384, true, 1),
+        ("deepseek-v3", 61, 0, 256, true, 8),
+    ] {
+        let Some(path) = kimi_testing::shared_data(&format!("configs/{name}.json")) else { continue };
+        let file: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        let config = kimi_model::Config::parse(file["config"].to_string().as_bytes(), &path).unwrap();
+        let moe = config.moe.as_ref().unwrap();
+        assert_eq!(
+            (config.layers.len(), moe.num_experts, moe.num_groups),
+            (layers, experts, groups),
+            "{name}"
+        );
+        assert_eq!(config.attention_layers(kimi_model::config::AttentionKind::Kda), kda, "{name}");
+        assert_eq!(config.mla.rope.is_some(), rotates, "{name}");
+    }
+}

@@ -9,10 +9,11 @@ mod k3;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use kimi_model::synth::{Geometry, SynthError, SynthOptions, SynthReport, synthesize};
-use kimi_model::{Config, Observer};
+use kimi_model::{Config, Model, Observer};
 use kimi_testing::{kimi_k3_oracle, shared_data};
 use serde_json::{Value, json};
 use support::{engine, feed, feed_observed, open};
@@ -247,6 +248,13 @@ fn every_storage_of_the_families_runs() {
             let [trunk, of_experts, _] = open(&dir).encodings();
             assert_eq!(of_experts, ("experts", vec![experts.to_owned()]));
             assert_eq!(trunk.1.contains(&"fp8".to_owned()), name == "fp8");
+            // A plan without weights is that of the model.
+            let options = kimi_model::EngineOptions::default();
+            let plan = |model| kimi_model::Plan::floor(&model, &options).unwrap().reads;
+            assert_eq!(
+                plan(Model::outline(&geometry(&config)).unwrap()),
+                plan(Arc::into_inner(open(&dir)).unwrap())
+            );
         }
     }
     let mut config = small_deepseek();
