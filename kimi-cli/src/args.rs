@@ -233,9 +233,9 @@ pub(crate) struct SynthArgs {
     /// Folder to make the model in; it must be empty or not exist yet
     #[arg(value_name = "DST")]
     pub(crate) folder: PathBuf,
-    /// k3 is the released shape (1.56 TB), k3-mini its 93 layers at an eighth of the width (5.2 GB); or the config.json of
-    /// any other
-    #[arg(long, value_name = "k3|k3-mini|FILE", default_value = "k3-mini")]
+    /// k3 is the released shape (1.56 TB), k3-mini its 93 layers at an eighth of the width (5.2 GB), kimi-linear (98 GB), moonlight
+    /// (32 GB) and k2 (K2.5, 594 GB) those of the other families; or the config.json of any other
+    #[arg(long, value_name = "k3|k3-mini|kimi-linear|moonlight|k2|FILE", default_value = "k3-mini")]
     pub(crate) geometry: PathBuf,
     /// Leave most of every big matrix out: holes that read as zeros and take no storage (k3: about 8 GB)
     #[arg(long)]

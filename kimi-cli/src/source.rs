@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use kimi_model::Model;
-use kimi_model::synth::Geometry;
+use kimi_model::synth::{GEOMETRIES, Geometry};
 use kimi_paging::{Error, FileSource, MemorySource, MmapSource, ReadSettings, Readers, Source, memory_limit};
 use kimi_text::Tokenizer;
 
@@ -119,13 +119,12 @@ pub(crate) fn require_tokenizer(dir: Option<&Path>) -> anyhow::Result<Tokenizer>
 
 /// The geometry of a name that is built in, or of a `config.json`.
 pub(crate) fn geometry(name: &Path) -> anyhow::Result<Geometry> {
-    match name.to_str() {
-        Some("k3") => return Ok(Geometry::k3()),
-        Some("k3-mini") => return Ok(Geometry::k3_mini()),
-        _ => {}
+    if let Some(geometry) = name.to_str().and_then(Geometry::named) {
+        return Ok(geometry);
     }
     let json = std::fs::read(name).map_err(|error| {
-        Usage(format!("`{}` is neither k3 nor k3-mini nor a file that can be read: {error}", name.display()))
+        let known = GEOMETRIES.join(", ");
+        Usage(format!("`{}` is none of {known}, nor a file that can be read: {error}", name.display()))
     })?;
     Ok(Geometry::from_json(&json, name).map_err(kimi_model::Error::from)?)
 }

@@ -60,7 +60,7 @@ fn what_cannot_be_made_is_refused() {
     let model = dir.path().join("model");
     let config = config();
     for (geometry, code, expected) in [
-        ("k4", 2, "neither k3 nor k3-mini"),
+        ("k4", 2, "none of k3, k3-mini, kimi-linear, moonlight, k2"),
         (text(&dir.path().join("other.json")), 4, "llama"),
         (text(&dir.path().join("empty.json")), 4, "not valid JSON"),
     ] {

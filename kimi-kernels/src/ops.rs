@@ -23,6 +23,8 @@ macro_rules! operations {
                 fn silu(x: &mut [f32]);
                 fn gate(x: &mut [f32], gate: &[f32]);
                 fn situ(gate: &mut [f32], up: &[f32], constants: Situ<f32>);
+                fn swiglu(gate: &mut [f32], up: &[f32]);
+                fn rotate(x: &mut [f32], cos: &[f32], sin: &[f32]);
                 fn short_conv(taps: &[f32], tail: &[f32], u: &[f32], channels: usize, y: &mut [f32]);
                 fn decay(z: &mut [f32], rate: f32, form: Decay<f32>);
                 fn kda_step(

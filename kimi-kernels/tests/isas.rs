@@ -4,7 +4,9 @@
 use kimi_kernels::{Columns, IntegerBuffers, Isa, Kernels, LANES, Scratch, Threads, reference};
 use kimi_quant::mxfp4::{Mxfp4BandsView, to_bands};
 use kimi_quant::quantize::Quantizer;
-use kimi_quant::{Bf12View, Bf16, DenseView, IntFormat, IntView, MatrixView, Mxfp4View, bf12};
+use kimi_quant::{
+    Bf12View, Bf16, DenseView, Fp8View, Int4View, IntFormat, IntView, MatrixView, Mxfp4View, bf12,
+};
 use kimi_testing::{Seeded, gamma, max_threads, report_isas, same_bits};
 use proptest::prelude::*;
 
@@ -22,8 +24,13 @@ enum Kind {
     Mxfp4,
     Mxfp4Bands,
     Bf12,
+    Int4,
+    Fp8,
     Int(&'static str),
 }
+
+/// The place of the first row in its block, so that blocks end inside the matrix.
+const FP8_FIRST: usize = 100;
 
 /// One of every width and kind of level, with different groups and scales.
 const INTEGERS: [&str; 9] = [
@@ -67,6 +74,23 @@ impl Stored {
                     (0..rows * cols).flat_map(|_| Bf16::from_f32(seeded.normal()).0.to_le_bytes()).collect();
                 bytes.extend(bf12::encode(shape, &halves).unwrap());
             }
+            Kind::Int4 => {
+                bytes.extend(seeded.bytes(rows * cols / 2));
+                scales.extend(
+                    (0..rows * cols / 32).flat_map(|_| Bf16::from_f32(seeded.normal()).0.to_le_bytes()),
+                );
+            }
+            Kind::Fp8 => {
+                // Every code but the two that are no number.
+                bytes.extend(
+                    seeded
+                        .bytes(rows * cols)
+                        .into_iter()
+                        .map(|code| if code & 0x7f == 0x7f { 0 } else { code }),
+                );
+                let blocks = (rows + FP8_FIRST).div_ceil(128) * cols.div_ceil(128);
+                scales.extend((0..blocks).flat_map(|_| seeded.normal().to_le_bytes()));
+            }
             Kind::Int(name) => {
                 let weights = seeded.normals(rows * cols, 1.0);
                 bytes.extend(Quantizer::new(format(name)).quantize(shape, &weights).unwrap());
@@ -83,13 +107,15 @@ impl Stored {
             Kind::Mxfp4 => Mxfp4View::new(self.shape, bytes, &self.scales[1..]).unwrap().into(),
             Kind::Mxfp4Bands => Mxfp4BandsView::new(self.shape, bytes).unwrap().into(),
             Kind::Bf12 => Bf12View::new(self.shape, bytes).unwrap().into(),
+            Kind::Int4 => Int4View::new(self.shape, bytes, &self.scales[1..]).unwrap().into(),
+            Kind::Fp8 => Fp8View::new(self.shape, FP8_FIRST, bytes, &self.scales[1..]).unwrap().into(),
             Kind::Int(name) => IntView::new(self.shape, format(name), bytes).unwrap().into(),
         }
     }
 }
 
 fn kinds() -> impl Strategy<Value = Kind> {
-    let plain = [Kind::F32, Kind::Bf16, Kind::Mxfp4, Kind::Mxfp4Bands, Kind::Bf12];
+    let plain = [Kind::F32, Kind::Bf16, Kind::Mxfp4, Kind::Mxfp4Bands, Kind::Bf12, Kind::Int4, Kind::Fp8];
     prop_oneof![
         prop::sample::select(plain.to_vec()),
         prop::sample::select(INTEGERS.to_vec()).prop_map(Kind::Int)
@@ -235,6 +261,16 @@ fn pointwise_operations_are_the_same_bits_everywhere() {
         kernels.gate(&mut x, &y);
         x
     });
+    same_on_all("swiglu", |kernels| {
+        let mut x = x.clone();
+        kernels.swiglu(&mut x, &y);
+        x
+    });
+    same_on_all("rotate", |kernels| {
+        let mut x = x.clone();
+        kernels.rotate(&mut x, &y[..32], &y[32..64]);
+        x
+    });
     same_on_all("situ", |kernels| {
         let mut x = x.clone();
         kernels.situ(&mut x, &y, constants);
@@ -254,7 +290,7 @@ proptest! {
 
     #[test]
     fn products_equal_the_reference(kind in kinds(), rows in 0usize..80, groups in 1usize..9, odd in 0usize..32, count in 1usize..40, seed: u64) {
-        let whole = matches!(kind, Kind::Mxfp4 | Kind::Mxfp4Bands);
+        let whole = matches!(kind, Kind::Mxfp4 | Kind::Mxfp4Bands | Kind::Int4);
         let cols = if whole { groups * 32 } else { groups * 32 - odd };
         check(kind, [rows, cols], count, seed);
     }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kimi_paging::{Dtype, Extent, Source, TensorIndex, TensorInfo};
-use kimi_quant::{Encoding, mxfp4};
+use kimi_quant::{Encoding, fp8, int4, mxfp4};
 
 use crate::error::Error;
 use crate::packed::{BLOCK, BankInfo, Manifest, ROW_MULTIPLE, RecordLayout, TileCut};
@@ -20,6 +20,12 @@ const VISION: [&str; 2] = ["vision_tower.", "mm_projector."];
 
 /// The prefixes under which releases store a text model.
 const PREFIXES: [&str; 2] = ["language_model.", ""];
+
+/// The names of an expert's gate, up and down matrix in releases.
+pub(crate) const EXPERT_NAMES: [[&str; 3]; 2] = [["w1", "w3", "w2"], ["gate_proj", "up_proj", "down_proj"]];
+
+/// The scales of FP8, by which values are multiplied despite the name.
+pub(crate) const FP8_SCALES: &str = "weight_scale_inv";
 
 /// The tensors of one model.
 #[derive(Debug)]
@@ -117,6 +123,15 @@ impl Checkpoint {
         self.index.find(&self.full(name)).is_some()
     }
 
+    /// What the gate, up and down matrix of `expert` are called: Kimi's names or DeepSeek's.
+    pub(crate) fn expert_names(&self, expert: &str) -> [&'static str; 3] {
+        let known = |names: &&[&'static str; 3]| {
+            let planes = ["weight", "weight_packed"];
+            planes.iter().any(|plane| self.has(&format!("{expert}.{}.{plane}", names[0])))
+        };
+        EXPERT_NAMES.iter().find(known).copied().unwrap_or(EXPERT_NAMES[0])
+    }
+
     pub(crate) fn full(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }
@@ -129,19 +144,24 @@ impl Checkpoint {
         }
     }
 
-    /// The matrix `base.weight`, or `base.weight_packed` with its scales where experts are MXFP4.
+    /// The matrix `base.weight`, or `base.weight_packed` where experts are MXFP4 or INT4, with its scales.
     pub(crate) fn matrix(&self, base: &str, rows: usize, cols: usize) -> Result<StoredMatrix, Error> {
-        if self.manifest.is_some() {
+        // FP8 is kept as it is in packed models too.
+        if self.manifest.is_some() && !self.is_fp8(base) {
             return self.tiled(&format!("{base}.weight"), rows, cols);
         }
-        if self.has(&format!("{base}.weight_packed")) {
-            return self.mxfp4(base, rows, cols);
+        if let Some(info) = self.index.find(&self.full(&format!("{base}.weight_packed"))) {
+            return match info.dtype {
+                Dtype::I32 => self.int4(base, rows, cols),
+                _ => self.mxfp4(base, rows, cols),
+            };
         }
         let (name, info) = self.tensor(&format!("{base}.weight"))?;
         let encoding = match info.dtype {
             Dtype::F32 => Encoding::F32,
             Dtype::Bf16 => Encoding::Bf16,
-            other => return Err(self.wrong_dtype(name, "F32 or BF16", other)),
+            Dtype::F8E4M3 => return self.fp8(base, rows, cols),
+            other => return Err(self.wrong_dtype(name, "F32, BF16 or F8_E4M3", other)),
         };
         self.check_shape(&name, &[rows, cols], info)?;
         let weights = extent(info);
@@ -166,6 +186,73 @@ impl Checkpoint {
         self.check_shape(&scale_name, &[rows, cols / mxfp4::GROUP_SIZE], scales)?;
         let (weights, scales) = (extent(codes), Some(extent(scales)));
         Ok(StoredMatrix { name, encoding: Encoding::Mxfp4, rows, cols, weights, scales, tiles: None })
+    }
+
+    /// True where `base.weight` is FP8 as released.
+    pub(crate) fn is_fp8(&self, base: &str) -> bool {
+        let info = self.index.find(&self.full(&format!("{base}.weight")));
+        info.is_some_and(|info| info.dtype == Dtype::F8E4M3)
+    }
+
+    /// Four-bit codes, eight to a 32-bit word, and their scales. Where the shape is stored too, it is held against the others.
+    fn int4(&self, base: &str, rows: usize, cols: usize) -> Result<StoredMatrix, Error> {
+        let (name, codes) = self.tensor(&format!("{base}.weight_packed"))?;
+        let (scale_name, scales) = self.tensor(&format!("{base}.weight_scale"))?;
+        if scales.dtype != Dtype::Bf16 {
+            return Err(self.wrong_dtype(scale_name, "BF16", scales.dtype));
+        }
+        if !cols.is_multiple_of(int4::GROUP_SIZE) {
+            let reason = format!("{cols} columns are not a multiple of {}", int4::GROUP_SIZE);
+            return Err(Error::Tensor { dir: self.dir.clone(), tensor: name, reason });
+        }
+        self.check_shape(&name, &[rows, cols / 8], codes)?;
+        self.check_shape(&scale_name, &[rows, cols / int4::GROUP_SIZE], scales)?;
+        let (weights, scales) = (extent(codes), Some(extent(scales)));
+        Ok(StoredMatrix { name, encoding: Encoding::Int4, rows, cols, weights, scales, tiles: None })
+    }
+
+    /// Holds `base.weight_shape` against the shape that the configuration calls for, where there is one.
+    pub(crate) fn check_stored_shape(&self, base: &str, rows: usize, cols: usize) -> Result<(), Error> {
+        let tensor = self.full(&format!("{base}.weight_shape"));
+        let Some(info) = self.index.find(&tensor) else { return Ok(()) };
+        let value_bytes = match info.dtype {
+            Dtype::I32 => 4,
+            Dtype::I64 => 8,
+            other => return Err(self.wrong_dtype(tensor, "I32 or I64", other)),
+        };
+        self.check_shape(&tensor, &[2], info)?;
+        let mut bytes = [0; 16];
+        let bytes = &mut bytes[..2 * value_bytes];
+        self.index.source(info.source).read_at(info.offset, bytes)?;
+        let found: Vec<i64> = match value_bytes {
+            4 => bytes.as_chunks().0.iter().map(|value| i64::from(i32::from_le_bytes(*value))).collect(),
+            _ => bytes.as_chunks().0.iter().map(|value| i64::from_le_bytes(*value)).collect(),
+        };
+        if found == [rows as i64, cols as i64] {
+            return Ok(());
+        }
+        let reason = format!("holds {found:?}, the matrix is {:?}", [rows, cols]);
+        Err(Error::Tensor { dir: self.dir.clone(), tensor, reason })
+    }
+
+    /// E4M3 values and the scales of their blocks.
+    fn fp8(&self, base: &str, rows: usize, cols: usize) -> Result<StoredMatrix, Error> {
+        let (name, codes) = self.tensor(&format!("{base}.weight"))?;
+        let (scale_name, scales) = self.tensor(&format!("{base}.{FP8_SCALES}"))?;
+        if scales.dtype != Dtype::F32 {
+            return Err(self.wrong_dtype(scale_name, "F32", scales.dtype));
+        }
+        self.check_shape(&name, &[rows, cols], codes)?;
+        self.check_shape(&scale_name, &[rows.div_ceil(fp8::BLOCK), cols.div_ceil(fp8::BLOCK)], scales)?;
+        let (weights, scales) = (extent(codes), Some(extent(scales)));
+        Ok(StoredMatrix { name, encoding: Encoding::Fp8, rows, cols, weights, scales, tiles: None })
+    }
+
+    /// The bytes of a small part of a file.
+    pub(crate) fn bytes(&self, extent: Extent) -> Result<Vec<u8>, Error> {
+        let mut bytes = vec![0; extent.len as usize];
+        self.index.source(extent.source).read_at(extent.offset, &mut bytes)?;
+        Ok(bytes)
     }
 
     /// A matrix of a packed model.

@@ -1,17 +1,25 @@
 //! `config.json`: what a checkpoint says about its own architecture.
 
+mod activation;
 pub(crate) mod fields;
+mod rope;
 
 use std::path::Path;
 
-use kimi_kernels::{Decay, Situ};
+use kimi_kernels::Decay;
+use kimi_quant::fp8;
 use serde_json::{Map, Value};
 
 use crate::error::ConfigError;
 use fields::{Document, Fields};
 
+pub use activation::Activation;
+pub use rope::Rope;
+
 /// The model types that this crate runs.
-pub const MODEL_TYPES: [&str; 1] = ["kimi_k3"];
+///
+/// They only say what a file is. How the model computes is read from the other fields.
+pub const MODEL_TYPES: [&str; 5] = ["kimi_k3", "kimi_linear", "kimi_k2", "kimi_k25", "deepseek_v3"];
 
 /// The configuration of a Kimi text model.
 ///
@@ -37,8 +45,8 @@ pub struct Config {
     pub intermediate_size: usize,
     /// The mixture-of-experts layers, when there are any.
     pub moe: Option<MoeConfig>,
-    /// Constants of the gated activation.
-    pub situ: Situ<f32>,
+    /// The gated activation of every feed-forward.
+    pub activation: Activation,
     /// Layers per block of Attention Residuals; `None` is a plain residual stream.
     pub attn_res_block_size: Option<usize>,
     /// The longest sequence that the model was made for.
@@ -106,14 +114,14 @@ impl KdaConfig {
     }
 }
 
-/// Multi-head latent attention without position encoding.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Multi-head latent attention.
+#[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct MlaConfig {
     /// Heads.
     pub num_heads: usize,
-    /// Rank of the query compression.
-    pub q_lora_rank: usize,
+    /// Rank of the query compression; `None` projects queries in one step.
+    pub q_lora_rank: Option<usize>,
     /// Width of the latent.
     pub kv_lora_rank: usize,
     /// Key channels of a head that come from the latent.
@@ -124,6 +132,8 @@ pub struct MlaConfig {
     pub v_head_dim: usize,
     /// Heads are gated before the output projection.
     pub output_gate: bool,
+    /// The shared part of queries and keys is rotated; `None` has no position encoding.
+    pub rope: Option<Rope>,
 }
 
 impl MlaConfig {
@@ -153,6 +163,10 @@ pub struct MoeConfig {
     pub renormalize: bool,
     /// Factor on the weights.
     pub routed_scaling_factor: f32,
+    /// Groups of neighbouring experts.
+    pub num_groups: usize,
+    /// Groups of which a token's experts are chosen.
+    pub topk_groups: usize,
 }
 
 /// Bounds that no released model comes near: they keep sizes from a hostile file out of trouble.
@@ -186,6 +200,8 @@ impl Config {
             ));
         }
         let text = top.nested("text_config")?.unwrap_or_else(|| document.fields());
+        block_size_of_scales(&top)?;
+        block_size_of_scales(&text)?;
         let positions = match text.optional_size("max_position_embeddings", MAX_POSITIONS)? {
             Some(positions) => positions,
             None => text.optional_size("model_max_length", MAX_POSITIONS)?.unwrap_or(DEFAULT_POSITIONS),
@@ -206,7 +222,7 @@ impl Config {
             mla: mla(&text)?,
             intermediate_size: text.size("intermediate_size", MAX_WIDTH)?,
             moe: moe(&text)?,
-            situ: situ(&text)?,
+            activation: activation::activation(&text)?,
             attn_res_block_size: block_size(&text)?,
             max_position_embeddings: positions,
             tie_word_embeddings: tie.unwrap_or(false),
@@ -220,6 +236,18 @@ impl Config {
     /// How many layers have the given kind of attention.
     pub fn attention_layers(&self, kind: AttentionKind) -> usize {
         self.layers.iter().filter(|layer| layer.attention == kind).count()
+    }
+}
+
+/// Scales of FP8 are those of blocks of 128 x 128; what else is quantized says so in the shapes of its tensors.
+fn block_size_of_scales(fields: &Fields<'_>) -> Result<(), ConfigError> {
+    let Some(quantization) = fields.nested("quantization_config")? else { return Ok(()) };
+    match quantization.optional::<Vec<usize>>("weight_block_size")? {
+        None => Ok(()),
+        Some(size) if size == [fp8::BLOCK; 2] => Ok(()),
+        Some(size) => {
+            Err(quantization.unsupported("weight_block_size", &format!("{size:?}"), "known: [128, 128]"))
+        }
     }
 }
 
@@ -263,17 +291,19 @@ fn kda(text: &Fields<'_>) -> Result<Option<KdaConfig>, ConfigError> {
 }
 
 fn mla(text: &Fields<'_>) -> Result<MlaConfig, ConfigError> {
-    if text.optional("mla_use_nope")? == Some(false) {
-        return Err(text.unsupported("mla_use_nope", "false", "rotary attention is not part of kimi_k3"));
-    }
+    // Beside recurrent layers, which know positions, attention does without unless the file asks for it.
+    let unrotated = text.optional("mla_use_nope")?.unwrap_or(text.holds("linear_attn_config"));
+    let shared_width = text.size("qk_rope_head_dim", MAX_WIDTH)?;
+    let rope = if unrotated { None } else { Some(rope::rope(text, shared_width)?) };
     let config = MlaConfig {
         num_heads: text.size("num_attention_heads", MAX_WIDTH)?,
-        q_lora_rank: text.size("q_lora_rank", MAX_WIDTH)?,
+        q_lora_rank: text.optional_size("q_lora_rank", MAX_WIDTH)?,
         kv_lora_rank: text.size("kv_lora_rank", MAX_WIDTH)?,
         qk_nope_head_dim: text.size("qk_nope_head_dim", MAX_WIDTH)?,
-        qk_rope_head_dim: text.size("qk_rope_head_dim", MAX_WIDTH)?,
+        qk_rope_head_dim: shared_width,
         v_head_dim: text.size("v_head_dim", MAX_WIDTH)?,
         output_gate: text.optional("mla_use_output_gate")?.unwrap_or(false),
+        rope,
     };
     let widest = config.qk_nope_head_dim + config.qk_rope_head_dim.max(config.v_head_dim);
     if config.num_heads.saturating_mul(widest) > 4 * MAX_WIDTH {
@@ -286,52 +316,51 @@ fn mla(text: &Fields<'_>) -> Result<MlaConfig, ConfigError> {
     Ok(config)
 }
 
-fn situ(text: &Fields<'_>) -> Result<Situ<f32>, ConfigError> {
-    let beta: Option<f32> = text.optional("activation_situ_beta")?;
-    let linear_beta: Option<f32> = text.optional("activation_situ_linear_beta")?;
-    match text.optional::<String>("hidden_act")?.as_deref() {
-        Some("situ") => {}
-        // Checkpoints made by tools leave the name out; the constants say which activation it is.
-        None if beta.is_some() => {}
-        None => return Err(text.missing("hidden_act")),
-        Some(other) => return Err(text.unsupported("hidden_act", other, "kimi_k3 uses `situ`")),
-    }
-    for (field, value) in [("activation_situ_beta", beta), ("activation_situ_linear_beta", linear_beta)] {
-        if let Some(value) = value
-            && !(value > 0.0 && value.is_finite())
-        {
-            return Err(text.unsupported(field, &value.to_string(), "it must be positive"));
-        }
-    }
-    Ok(Situ { beta: beta.unwrap_or(1.0), linear_beta })
+/// The names of one field: Kimi's own, and DeepSeek's.
+const NUM_EXPERTS: [&str; 2] = ["num_experts", "n_routed_experts"];
+
+/// The name of a field that the file uses; the first where it has neither.
+fn spelling<'a>(text: &Fields<'_>, names: [&'a str; 2]) -> &'a str {
+    names.into_iter().find(|name| text.holds(name)).unwrap_or(names[0])
 }
 
 fn moe(text: &Fields<'_>) -> Result<Option<MoeConfig>, ConfigError> {
-    let Some(num_experts) = text.optional_size("num_experts", MAX_EXPERTS)? else { return Ok(None) };
-    for (field, supported) in [("moe_router_activation_func", "sigmoid"), ("topk_method", "noaux_tc")] {
+    let Some(num_experts) = text.optional_size(spelling(text, NUM_EXPERTS), MAX_EXPERTS)? else {
+        return Ok(None);
+    };
+    for (field, supported) in
+        [("moe_router_activation_func", "sigmoid"), ("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")]
+    {
         if let Some(value) = text.optional::<String>(field)?
             && value != supported
         {
-            return Err(text.unsupported(field, &value, &format!("kimi_k3 uses `{supported}`")));
+            return Err(text.unsupported(field, &value, &format!("known: `{supported}`")));
         }
     }
-    let groups = text.optional_size("num_expert_group", MAX_EXPERTS)?.unwrap_or(1);
-    if groups > 1 {
-        return Err(text.unsupported("num_expert_group", &groups.to_string(), "kimi_k3 has one group"));
+    let groups = spelling(text, ["num_expert_group", "n_group"]);
+    let num_groups = text.optional_size(groups, num_experts)?.unwrap_or(1);
+    if !num_experts.is_multiple_of(num_groups) {
+        let reason = format!("{num_experts} experts do not make so many groups");
+        return Err(text.unsupported(groups, &num_groups.to_string(), &reason));
     }
+    let topk_groups = text.optional_size("topk_group", num_groups)?.unwrap_or(num_groups);
+    let per_token = spelling(text, ["num_experts_per_token", "num_experts_per_tok"]);
+    let shared = spelling(text, ["num_shared_experts", "n_shared_experts"]);
     let config = MoeConfig {
         num_experts,
-        num_experts_per_token: text.size("num_experts_per_token", num_experts)?,
-        num_shared_experts: text.optional("num_shared_experts")?.unwrap_or(0),
+        num_experts_per_token: text.size(per_token, num_experts / num_groups * topk_groups)?,
+        num_shared_experts: text.optional(shared)?.unwrap_or(0),
         intermediate_size: text.size("moe_intermediate_size", MAX_WIDTH)?,
         latent_size: text.optional_size("routed_expert_hidden_size", MAX_WIDTH)?,
         latent_norm: text.optional("latent_moe_use_norm")?.unwrap_or(false),
-        renormalize: text.optional("moe_renormalize")?.unwrap_or(true),
+        renormalize: text.optional(spelling(text, ["moe_renormalize", "norm_topk_prob"]))?.unwrap_or(true),
         routed_scaling_factor: text.optional("routed_scaling_factor")?.unwrap_or(1.0),
+        num_groups,
+        topk_groups,
     };
     if config.num_shared_experts.saturating_mul(config.intermediate_size) > MAX_WIDTH {
-        let shared = config.num_shared_experts.to_string();
-        return Err(text.unsupported("num_shared_experts", &shared, "the shared experts are too wide"));
+        let found = config.num_shared_experts.to_string();
+        return Err(text.unsupported(shared, &found, "the shared experts are too wide"));
     }
     if !config.routed_scaling_factor.is_finite() {
         return Err(text.unsupported(
@@ -348,7 +377,7 @@ fn layers(text: &Fields<'_>) -> Result<Vec<LayerConfig>, ConfigError> {
     let count = text.size("num_hidden_layers", MAX_LAYERS)?;
     let first_moe: usize = text.optional("first_k_dense_replace")?.unwrap_or(0);
     let frequency = text.optional_size("moe_layer_freq", MAX_LAYERS)?.unwrap_or(1);
-    let has_experts = text.holds("num_experts");
+    let has_experts = NUM_EXPERTS.into_iter().any(|name| text.holds(name));
     let mut attention = vec![None; count];
     match text.nested("linear_attn_config")? {
         None => attention.fill(Some(AttentionKind::Mla)),
@@ -462,7 +491,8 @@ mod tests {
         }
         let config = parse(&value).unwrap();
         let moe = config.moe.unwrap();
-        assert_eq!(config.situ, Situ { beta: 4.0, linear_beta: None });
+        let situ = kimi_kernels::Situ { beta: 4.0, linear_beta: None };
+        assert_eq!(config.activation, Activation::Situ(situ));
         assert_eq!((config.attn_res_block_size, moe.latent_size, moe.latent_norm), (None, None, false));
         assert_eq!((config.mla.output_gate, moe.num_shared_experts, moe.renormalize), (false, 0, true));
         assert_eq!(moe.routed_scaling_factor, 1.0);
@@ -496,9 +526,12 @@ mod tests {
             ("rms_norm_eps", json!(0.0)),
             ("rms_norm_eps", json!(1e-60)),
             ("activation_situ_beta", json!(-4.0)),
-            ("hidden_act", json!("silu")),
-            ("mla_use_nope", json!(false)),
+            ("hidden_act", json!("gelu")),
             ("num_expert_group", json!(8)),
+            ("num_expert_group", json!(3)),
+            ("topk_group", json!(2)),
+            ("scoring_func", json!("softmax")),
+            ("topk_method", json!("greedy")),
             ("moe_router_activation_func", json!("softmax")),
         ] {
             let mut value = small();
@@ -557,6 +590,56 @@ mod tests {
         text(&mut value)["attn_res_block_size"] = json!(1);
         let message = parse(&value).unwrap_err().to_string();
         assert!(message.contains("attn_res_block_size") && message.contains("64 layers"), "{message}");
+    }
+
+    /// DeepSeek's names of the fields, and features that K3 has not.
+    #[test]
+    fn the_other_spelling_selects_the_other_paths() {
+        let value = json!({
+            "model_type": "kimi_k2", "hidden_size": 8, "vocab_size": 16, "num_hidden_layers": 4, "rms_norm_eps": 1e-6,
+            "num_attention_heads": 2, "q_lora_rank": null, "kv_lora_rank": 4, "qk_nope_head_dim": 2, "qk_rope_head_dim": 2,
+            "v_head_dim": 2, "rope_theta": 50000.0, "intermediate_size": 8, "hidden_act": "silu", "first_k_dense_replace": 3,
+            "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 2, "moe_intermediate_size": 16,
+            "norm_topk_prob": false, "n_group": 4, "topk_group": 2, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
+            "eos_token_id": [3, 4]
+        });
+        let config = parse(&value).unwrap();
+        assert_eq!(
+            (config.activation, config.kda, config.attn_res_block_size),
+            (Activation::Silu, None, None)
+        );
+        assert_eq!((config.mla.q_lora_rank, config.mla.output_gate), (None, false));
+        assert_eq!(config.mla.rope.unwrap().frequencies, [1.0]);
+        let kinds: Vec<_> = config.layers.iter().map(|layer| layer.feed_forward).collect();
+        assert_eq!(kinds[..3], [FeedForwardKind::Dense; 3]);
+        assert_eq!(kinds[3], FeedForwardKind::Moe);
+        let moe = config.moe.unwrap();
+        assert_eq!((moe.num_experts, moe.num_experts_per_token, moe.num_shared_experts), (8, 3, 2));
+        assert_eq!((moe.renormalize, moe.num_groups, moe.topk_groups), (false, 4, 2));
+        assert_eq!(config.eos_token_ids, [3, 4]);
+        assert_eq!(Value::Object(config.unknown), json!({}));
+
+        for (field, bad) in [
+            ("rope_theta", Value::Null),
+            ("n_group", json!(3)),
+            // Two groups of two do not hold so many.
+            ("num_experts_per_tok", json!(5)),
+            ("topk_group", json!(5)),
+            ("scoring_func", json!("softmax")),
+        ] {
+            let mut value = value.clone();
+            value[field] = bad;
+            let message = parse(&value).unwrap_err().to_string();
+            assert!(message.contains(field), "{message}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_type_is_refused_with_the_list_of_known_ones() {
+        let json = br#"{"model_type": "kimi_k9"}"#;
+        let message = Config::parse(json, Path::new("config.json")).unwrap_err().to_string();
+        assert!(MODEL_TYPES.iter().all(|known| message.contains(known)), "{message}");
+        assert!(message.contains("`kimi_k9`"), "{message}");
     }
 
     #[test]

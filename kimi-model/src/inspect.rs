@@ -75,6 +75,9 @@ pub struct Summary {
     pub unknown_config_fields: Vec<String>,
 }
 
+/// Planes that hold no weights.
+const SCALES: [&str; 3] = [".weight_scale", ".weight_scale_inv", ".weight_shape"];
+
 impl Summary {
     /// Summarises a model; every tensor of its files is counted.
     pub fn new(model: &Model) -> Self {
@@ -104,7 +107,8 @@ impl Summary {
             let weights = match info.dtype {
                 _ if packed.is_some() => packed.map_or(0, |(_, _, weights)| weights),
                 Dtype::U8 if name.ends_with(".weight_packed") => 2 * elements,
-                _ if name.ends_with(".weight_scale") => 0,
+                Dtype::I32 if name.ends_with(".weight_packed") => 8 * elements,
+                _ if SCALES.iter().any(|end| name.ends_with(end)) => 0,
                 _ => elements,
             };
             for size in [

@@ -49,7 +49,7 @@ pub(crate) fn phase_floats(config: &Config, w: usize) -> usize {
 pub(crate) fn longest_columns(config: &Config) -> [usize; 2] {
     let kda = config.kda.as_ref().map_or(0, |kda| kda.channels().max(kda.head_dim));
     let mla = &config.mla;
-    let mla = (mla.num_heads * mla.v_head_dim).max(mla.q_lora_rank).max(mla.kv_lora_rank);
+    let mla = (mla.num_heads * mla.v_head_dim).max(mla.q_lora_rank.unwrap_or(0)).max(mla.kv_lora_rank);
     let moe = config.moe.as_ref().map_or(0, |moe| {
         let shared = moe.num_shared_experts * moe.intermediate_size;
         shared.max(moe.intermediate_size).max(moe.latent_size.unwrap_or(config.hidden_size))

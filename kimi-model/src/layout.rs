@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use kimi_kernels::reference;
 use kimi_paging::{Entry, Extent, Run, Slots, SourceId, TemplateId, TensorIndex};
-use kimi_quant::Encoding;
+use kimi_quant::{Encoding, Fp8View, Int4View, LayoutError, MatrixView, Mxfp4View, fp8};
 
-use crate::checkpoint::{Checkpoint, StoredBank, StoredMatrix};
+use crate::checkpoint::{Checkpoint, EXPERT_NAMES, FP8_SCALES, StoredBank, StoredMatrix};
 use crate::config::{AttentionKind, Config, FeedForwardKind, KdaConfig, MlaConfig, MoeConfig};
 use crate::error::Error;
 use crate::packed::TileCut;
@@ -29,6 +29,49 @@ pub(crate) struct TapeMatrix {
     pub(crate) row_bytes: u64,
     /// Bytes of the whole matrix.
     pub(crate) bytes: u64,
+    /// The scales of FP8, which are small and stay in memory.
+    pub(crate) scales: Option<BlockScales>,
+}
+
+/// The scales of an FP8 matrix, or of the rows that a half of one has: runs of neighbouring rows at even distances.
+#[derive(Debug, Clone)]
+pub(crate) struct BlockScales {
+    /// Those of the whole matrix.
+    plane: Arc<[u8]>,
+    /// Rows of a run.
+    run: usize,
+    /// Rows of the whole matrix from one run to the next.
+    stride: usize,
+    /// The row of the whole matrix that the first run begins with.
+    first: usize,
+}
+
+impl BlockScales {
+    /// Those of a matrix of so many rows.
+    fn whole(plane: Arc<[u8]>, rows: usize) -> Self {
+        Self { plane, run: rows, stride: rows, first: 0 }
+    }
+
+    /// The longest view that begins with `row`, of `codes`, which hold the rows from there on.
+    pub(crate) fn view<'a>(
+        &'a self,
+        row: usize,
+        cols: usize,
+        codes: &'a [u8],
+    ) -> Result<MatrixView<'a>, LayoutError> {
+        let rows = (codes.len() / cols.max(1)).min(self.run - row % self.run);
+        let source = row / self.run * self.stride + self.first + row % self.run;
+        let block_bytes = cols.div_ceil(fp8::BLOCK) * 4;
+        let blocks = source / fp8::BLOCK..(source + rows).div_ceil(fp8::BLOCK);
+        let range = blocks.start * block_bytes..blocks.end * block_bytes;
+        let found = self.plane.len();
+        let scales = self.plane.get(range.clone()).ok_or(LayoutError::Length {
+            plane: "scales",
+            expected: range.end,
+            found,
+        })?;
+        Ok(Fp8View::new([rows, cols], source % fp8::BLOCK, &codes[..rows * cols], scales)?.into())
+    }
 }
 
 /// The whole model.
@@ -86,9 +129,10 @@ pub(crate) enum OutputGate {
 
 #[derive(Debug)]
 pub(crate) struct Mla {
-    pub(crate) query_down: MatrixId,
-    pub(crate) query_norm: Vec<f32>,
-    pub(crate) query_up: MatrixId,
+    /// Down to the low rank of the queries and its norm, where they are compressed.
+    pub(crate) query_low_rank: Option<QueryLowRank>,
+    /// Up from the low rank, or from the hidden state itself.
+    pub(crate) query: MatrixId,
     pub(crate) latent: MatrixId,
     pub(crate) latent_norm: Vec<f32>,
     /// The key rows of `kv_b`, used transposed.
@@ -97,6 +141,12 @@ pub(crate) struct Mla {
     pub(crate) value_up: MatrixId,
     pub(crate) gate: Option<MatrixId>,
     pub(crate) output: MatrixId,
+}
+
+#[derive(Debug)]
+pub(crate) struct QueryLowRank {
+    pub(crate) down: MatrixId,
+    pub(crate) norm: Vec<f32>,
 }
 
 #[derive(Debug)]
@@ -142,6 +192,8 @@ pub(crate) struct ExpertBank {
     pub(crate) inner: usize,
     /// The layer's number, as the names spell it.
     pub(crate) layer: u32,
+    /// What the source calls the gate, up and down matrix of an expert; of a packed model the manifest knows.
+    pub(crate) names: [&'static str; 3],
     /// The tensor of a packed model, or what the names of all experts begin with.
     pub(crate) name: Arc<str>,
     pub(crate) storage: ExpertStorage,
@@ -181,8 +233,15 @@ impl Layout {
         let layers =
             (0..config.layers.len()).map(|i| layer(config, &mut tape, i)).collect::<Result<Vec<_>, _>>()?;
         let embedding = checkpoint.matrix("model.embed_tokens", config.vocab_size, hidden)?;
+        if embedding.scales.is_some() {
+            return Err(Error::Tensor {
+                dir: checkpoint.dir().to_path_buf(),
+                tensor: embedding.name,
+                reason: format!("an embedding is not read as {}", embedding.encoding),
+            });
+        }
         let lm_head = if config.tie_word_embeddings {
-            tape.push(embedding.clone())
+            tape.push(embedding.clone(), None)
         } else {
             tape.matrix("lm_head", config.vocab_size, hidden)?
         };
@@ -239,7 +298,8 @@ impl Layout {
         let floats = self.layers.iter().map(Layer::vector_floats).sum::<usize>()
             + self.output_mix.as_ref().map_or(0, Vec::len)
             + self.final_norm.len();
-        floats as u64 * 4
+        let scales = self.matrices.iter().filter_map(|matrix| matrix.scales.as_ref());
+        floats as u64 * 4 + scales.map(|scales| scales.plane.len() as u64).sum::<u64>()
     }
 }
 
@@ -252,7 +312,9 @@ impl Layer {
                     + kda.rates.len()
                     + kda.output_norm.len()
             }
-            Attention::Mla(mla) => mla.query_norm.len() + mla.latent_norm.len(),
+            Attention::Mla(mla) => {
+                mla.query_low_rank.as_ref().map_or(0, |low_rank| low_rank.norm.len()) + mla.latent_norm.len()
+            }
         };
         let feed_forward = match &self.feed_forward {
             FeedForward::Dense(_) => 0,
@@ -281,27 +343,41 @@ impl TapeBuilder<'_> {
     /// Appends the matrix `base.weight`.
     fn matrix(&mut self, base: &str, rows: usize, cols: usize) -> Result<MatrixId, Error> {
         let stored = self.checkpoint.matrix(base, rows, cols)?;
-        if stored.scales.is_some() {
-            let reason = "MXFP4 is read for routed experts only".to_owned();
-            return Err(Error::Tensor {
+        let scales = self.scales(&stored)?.map(|plane| BlockScales::whole(plane, stored.rows));
+        Ok(self.push(stored, scales))
+    }
+
+    /// The scales of an FP8 matrix. Other encodings with planes of their own are for experts.
+    fn scales(&self, stored: &StoredMatrix) -> Result<Option<Arc<[u8]>>, Error> {
+        match (stored.scales, stored.encoding) {
+            (None, _) => Ok(None),
+            (Some(scales), Encoding::Fp8) => Ok(Some(self.checkpoint.bytes(scales)?.into())),
+            (Some(_), encoding) => Err(Error::Tensor {
                 dir: self.checkpoint.dir().to_path_buf(),
-                tensor: stored.name,
-                reason,
-            });
+                tensor: stored.name.clone(),
+                reason: format!("{encoding} is read for routed experts only"),
+            }),
         }
-        Ok(self.push(stored))
     }
 
-    fn push(&mut self, stored: StoredMatrix) -> MatrixId {
+    fn push(&mut self, stored: StoredMatrix, scales: Option<BlockScales>) -> MatrixId {
         let entry = Entry::new(stored.weights, stored.row_bytes());
-        self.push_entry(stored, entry)
+        self.push_entry(stored, entry, scales)
     }
 
-    fn push_entry(&mut self, stored: StoredMatrix, entry: Entry) -> MatrixId {
+    fn push_entry(&mut self, stored: StoredMatrix, entry: Entry, scales: Option<BlockScales>) -> MatrixId {
         let row_bytes = stored.row_bytes();
         let StoredMatrix { encoding, rows, cols, tiles, name, weights, .. } = stored;
-        let matrix =
-            TapeMatrix { encoding, rows, cols, tiles, name: name.into(), row_bytes, bytes: weights.len };
+        let matrix = TapeMatrix {
+            encoding,
+            rows,
+            cols,
+            tiles,
+            name: name.into(),
+            row_bytes,
+            bytes: weights.len,
+            scales,
+        };
         self.matrices.push(matrix);
         self.entries.push(entry);
         MatrixId(self.matrices.len() - 1)
@@ -310,16 +386,17 @@ impl TapeBuilder<'_> {
     /// Appends the two halves of `kv_b`: of every head's rows first the keys, then the values.
     fn key_and_value_up(&mut self, base: &str, mla: &MlaConfig) -> Result<[MatrixId; 2], Error> {
         let (keys, values) = (mla.qk_nope_head_dim, mla.v_head_dim);
-        if self.checkpoint.manifest().is_some() {
+        if self.checkpoint.manifest().is_some() && !self.checkpoint.is_fp8(base) {
             let mut half = |part: &str, rows: usize| {
                 let name = format!("{base}.weight.{part}");
                 let stored = self.checkpoint.tiled(&name, mla.num_heads * rows, mla.kv_lora_rank)?;
-                Ok::<_, Error>(self.push(stored))
+                Ok::<_, Error>(self.push(stored, None))
             };
             return Ok([half(KEY_PART, keys)?, half(VALUE_PART, values)?]);
         }
         let stored = self.checkpoint.matrix(base, mla.num_heads * (keys + values), mla.kv_lora_rank)?;
         let row = stored.row_bytes();
+        let plane = self.scales(&stored)?;
         let half = |first: usize, rows: usize| {
             let bytes = (mla.num_heads * rows) as u64 * row;
             let weights = Extent { len: bytes, ..stored.weights };
@@ -331,10 +408,13 @@ impl TapeBuilder<'_> {
                 stride: (keys + values) as u64 * row,
                 count: mla.num_heads as u64,
             };
-            (half, Entry::from_runs([run], row))
+            let scales =
+                plane.clone().map(|plane| BlockScales { plane, run: rows, stride: keys + values, first });
+            (half, Entry::from_runs([run], row), scales)
         };
-        let ((key, key_entry), (value, value_entry)) = (half(0, keys), half(keys, values));
-        Ok([self.push_entry(key, key_entry), self.push_entry(value, value_entry)])
+        let [(key, key_entry, key_scales), (value, value_entry, value_scales)] =
+            [half(0, keys), half(keys, values)];
+        Ok([self.push_entry(key, key_entry, key_scales), self.push_entry(value, value_entry, value_scales)])
     }
 }
 
@@ -424,9 +504,16 @@ fn kda(config: &Config, kda: &KdaConfig, tape: &mut TapeBuilder<'_>, base: &str)
 fn mla(config: &Config, tape: &mut TapeBuilder<'_>, base: &str) -> Result<Mla, Error> {
     let (checkpoint, hidden, mla) = (tape.checkpoint, config.hidden_size, &config.mla);
     let heads = mla.num_heads;
-    let query_down = tape.matrix(&format!("{base}.q_a_proj"), mla.q_lora_rank, hidden)?;
     let key_width = mla.qk_nope_head_dim + mla.qk_rope_head_dim;
-    let query_up = tape.matrix(&format!("{base}.q_b_proj"), heads * key_width, mla.q_lora_rank)?;
+    let (query_low_rank, query) = match mla.q_lora_rank {
+        Some(rank) => {
+            let down = tape.matrix(&format!("{base}.q_a_proj"), rank, hidden)?;
+            let norm = checkpoint.vector(&format!("{base}.q_a_layernorm.weight"), &[rank])?;
+            let up = tape.matrix(&format!("{base}.q_b_proj"), heads * key_width, rank)?;
+            (Some(QueryLowRank { down, norm }), up)
+        }
+        None => (None, tape.matrix(&format!("{base}.q_proj"), heads * key_width, hidden)?),
+    };
     let latent = tape.matrix(&format!("{base}.kv_a_proj_with_mqa"), mla.row(), hidden)?;
     let [key_up, value_up] = tape.key_and_value_up(&format!("{base}.kv_b_proj"), mla)?;
     let gate = match mla.output_gate {
@@ -434,9 +521,8 @@ fn mla(config: &Config, tape: &mut TapeBuilder<'_>, base: &str) -> Result<Mla, E
         false => None,
     };
     Ok(Mla {
-        query_down,
-        query_norm: checkpoint.vector(&format!("{base}.q_a_layernorm.weight"), &[mla.q_lora_rank])?,
-        query_up,
+        query_low_rank,
+        query,
         latent,
         latent_norm: checkpoint.vector(&format!("{base}.kv_a_layernorm.weight"), &[mla.kv_lora_rank])?,
         key_up,
@@ -508,7 +594,9 @@ impl ExpertBank {
         width: usize,
     ) -> Result<Self, Error> {
         let inner = moe.intermediate_size;
-        if checkpoint.manifest().is_some() {
+        let first = format!("{base}.experts.0");
+        let names = checkpoint.expert_names(&first);
+        if checkpoint.manifest().is_some() && !checkpoint.is_fp8(&format!("{first}.{}", names[0])) {
             let (name, bank) =
                 checkpoint.bank(&format!("{base}.experts"), [moe.num_experts, inner, width])?;
             return Ok(Self {
@@ -517,11 +605,13 @@ impl ExpertBank {
                 width,
                 inner,
                 layer: layer as u32,
+                names: EXPERT_NAMES[0],
                 name: name.into(),
                 storage: ExpertStorage::Records(bank),
             });
         }
-        let shapes = [("w1", inner, width), ("w3", inner, width), ("w2", width, inner)];
+        let [gate, up, down] = names;
+        let shapes = [(gate, inner, width), (up, inner, width), (down, width, inner)];
         let mut bank: Option<Self> = None;
         for expert in 0..moe.num_experts {
             for (name, rows, cols) in shapes {
@@ -532,6 +622,7 @@ impl ExpertBank {
                     width,
                     inner,
                     layer: layer as u32,
+                    names,
                     name: checkpoint.full(&format!("{base}.experts")).into(),
                     storage: ExpertStorage::Tensors(Vec::new()),
                 });
@@ -547,8 +638,16 @@ impl ExpertBank {
             }
         }
         let mut bank = bank.expect("a configuration has at least one expert");
+        // An outline has no numbers, not even these.
+        if bank.encoding == Encoding::Int4 && checkpoint.dir() != crate::outline::outlined() {
+            // One expert stands for all: there are tens of thousands of these tensors, each a read.
+            for (name, rows, cols) in shapes {
+                checkpoint.check_stored_shape(&format!("{first}.{name}"), rows, cols)?;
+            }
+        }
         let planes: &[&str] = match bank.encoding {
-            Encoding::Mxfp4 => &["weight_packed", "weight_scale"],
+            Encoding::Mxfp4 | Encoding::Int4 => &["weight_packed", "weight_scale"],
+            Encoding::Fp8 => &["weight", FP8_SCALES],
             _ => &["weight"],
         };
         let mut templates = Vec::new();
@@ -591,7 +690,27 @@ impl ExpertBank {
         let ExpertStorage::Tensors(templates) = &self.storage else { return Vec::new() };
         let planes = templates.iter().take(templates.len() / 3);
         let infos = planes.filter_map(|&template| index.at(template, &[self.layer, 0]));
-        infos.map(|info| info.dtype.to_string()).collect()
+        // Behind weights and scales, the shape where it is stored.
+        let shape = index.find(&format!("{}.0.{}.weight_shape", self.name, self.names[0]));
+        infos.chain(shape).map(|info| info.dtype.to_string()).collect()
+    }
+
+    /// The gate, up and down matrix of an expert, each from its planes.
+    pub(crate) fn views<'a>(
+        &self,
+        plane: impl Fn(usize) -> &'a [u8],
+    ) -> Result<[MatrixView<'a>; 3], LayoutError> {
+        let shapes = [[self.inner, self.width], [self.inner, self.width], [self.width, self.inner]];
+        let mut views = [MatrixView::new(Encoding::F32, [0, 0], &[])?; 3];
+        for (i, (view, shape)) in views.iter_mut().zip(shapes).enumerate() {
+            *view = match self.encoding {
+                Encoding::Mxfp4 => Mxfp4View::new(shape, plane(2 * i), plane(2 * i + 1))?.into(),
+                Encoding::Int4 => Int4View::new(shape, plane(2 * i), plane(2 * i + 1))?.into(),
+                Encoding::Fp8 => Fp8View::new(shape, 0, plane(2 * i), plane(2 * i + 1))?.into(),
+                encoding => MatrixView::new(encoding, shape, plane(i))?,
+            };
+        }
+        Ok(views)
     }
 
     /// What the pager knows an expert by.
@@ -605,6 +724,11 @@ impl ExpertBank {
         let planes = match (&self.storage, self.encoding) {
             (ExpertStorage::Records(bank), _) => return vec![bank.layout.stride()].into_iter(),
             (_, Encoding::Mxfp4) => [weights / 2, weights / 32],
+            (_, Encoding::Int4) => [weights / 2, weights / 16],
+            (_, Encoding::Fp8) => {
+                // Turning a matrix changes nothing in the number of its blocks.
+                [weights, fp8::scale_bytes([self.inner, self.width]).expect("the tensors have that size")]
+            }
             (_, Encoding::Bf16) => [weights * 2, 0],
             _ => [weights * 4, 0],
         };

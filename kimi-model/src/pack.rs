@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use kimi_kernels::Threads;
-use kimi_quant::{Encoding, MatrixView, Mxfp4View, bf12};
+use kimi_quant::{Encoding, MatrixView, bf12};
 use rayon::prelude::*;
 use serde::Serialize;
 use twox_hash::XxHash3_64;
@@ -25,6 +25,7 @@ use self::journal::Journal;
 use self::work::{BankWork, FileWork, MatrixWork};
 use crate::drive::free_bytes;
 use crate::error::Error;
+use crate::layout::BlockScales;
 use crate::model::Model;
 use crate::packed::{
     BankInfo, FileInfo, HEADER_BYTES, JOURNAL_FILE, MANIFEST_FILE, Manifest, MatrixInfo, Tile, seal, seed,
@@ -235,6 +236,21 @@ pub fn pack(
     journal.finish(&mut report)
 }
 
+/// Rows of an FP8 matrix from `first` on as little-endian float32.
+fn plain(scales: &BlockScales, first: usize, cols: usize, codes: &[u8]) -> Result<Vec<u8>, Error> {
+    let (mut bytes, mut row) = (Vec::with_capacity(4 * codes.len()), vec![0f32; cols]);
+    let mut done = 0;
+    while done * cols < codes.len() {
+        let view = scales.view(first + done, cols, &codes[done * cols..])?;
+        for r in 0..view.rows() {
+            view.decode_row(r, &mut row);
+            bytes.extend(row.iter().flat_map(|value| value.to_le_bytes()));
+        }
+        done += view.rows();
+    }
+    Ok(bytes)
+}
+
 /// What was written to a file: the parts of a manifest.
 #[derive(Debug, Default)]
 pub(crate) struct Written {
@@ -414,10 +430,17 @@ impl Packer<'_> {
         let make = |number| {
             let source = self.source_tile(work, number)?;
             let rows = work.rows_of(number);
-            let view = MatrixView::new(work.source, [rows.len(), work.cols], &source)?;
             let mut tile = Vec::with_capacity(stride);
             tile.resize(HEADER_BYTES, 0);
-            encode(view, &source, target, &mut tile)
+            let widened;
+            let (view, bytes) = match work.scales {
+                None => (MatrixView::new(work.source, [rows.len(), work.cols], &source)?, &source),
+                Some(scales) => {
+                    widened = plain(scales, rows.start, work.cols, &source)?;
+                    (MatrixView::new(Encoding::F32, [rows.len(), work.cols], &widened)?, &widened)
+                }
+            };
+            encode(view, bytes, target, &mut tile)
                 .map_err(|error| self.tensor_error(&work.tensor, &error))?;
             let header = Tile { encoding: target, rows: rows.len(), cols: work.cols, first: rows.start };
             self.seal(&header, &work.tensor, seed, &mut tile)?;
@@ -464,17 +487,13 @@ impl Packer<'_> {
                 Ok(bytes)
             });
             let planes = planes.collect::<Result<Vec<_>, Error>>()?;
-            let shapes = [[bank.inner, bank.width], [bank.inner, bank.width], [bank.width, bank.inner]];
+            let views = bank.views(|i| &planes[i])?;
             let mut tile = Vec::with_capacity(stride);
-            let per_matrix = planes.len() / shapes.len();
-            for ((shape, planes), range) in
-                shapes.into_iter().zip(planes.chunks(per_matrix)).zip(layout.ranges())
+            let per_matrix = planes.len() / views.len();
+            for ((view, planes), range) in
+                views.into_iter().zip(planes.chunks(per_matrix)).zip(layout.ranges())
             {
                 tile.resize(HEADER_BYTES + range.start, 0);
-                let view = match planes {
-                    [codes, scales] => Mxfp4View::new(shape, codes, scales)?.into(),
-                    _ => MatrixView::new(bank.encoding, shape, &planes[0])?,
-                };
                 let encoded = encode(view, &planes[0], *target, &mut tile);
                 encoded.map_err(|error| self.tensor_error(&format!("{}.{expert}", bank.name), &error))?;
             }

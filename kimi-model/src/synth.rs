@@ -7,9 +7,11 @@
 //!
 //! Weights are a function of seed, tensor name and position alone.
 
+mod configs;
 mod folder;
 mod geometry;
 pub(crate) mod random;
+mod storage;
 mod tensor;
 
 use std::fmt::Write as _;
@@ -25,7 +27,7 @@ use folder::{Draft, io_error, stored_bytes, write_at};
 use random::{Stream, Tables};
 use tensor::PAGE_BYTES;
 
-pub use geometry::Geometry;
+pub use geometry::{GEOMETRIES, Geometry};
 pub use tensor::Tensor;
 
 /// Bytes that a thread computes at once.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use kimi_paging::{FileSource, Source, TensorIndex, TensorInfo};
-use kimi_quant::{Bf16, Encoding, MatrixView, bf12};
+use kimi_quant::{Bf16, Encoding, MatrixView, bf12, int4};
 use serde::Serialize;
 use twox_hash::XxHash3_64;
 
@@ -19,9 +19,6 @@ use crate::packed::{BankInfo, JOURNAL_FILE, MANIFEST_FILE, Manifest, MatrixInfo,
 use crate::tuning::TUNING_FILE;
 use crate::verify::VerifyProgress;
 use crate::weights::damaged;
-
-/// The matrices of an expert by name.
-const EXPERT_MATRICES: [&str; 3] = ["w1", "w3", "w2"];
 
 /// What was unpacked.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
@@ -155,7 +152,7 @@ impl Unpacker<'_> {
         if let Some(listed) = self.manifest.experts.get(name) {
             let planes = planes(listed);
             let experts = (0..listed.count).flat_map(|expert| {
-                EXPERT_MATRICES.into_iter().flat_map(move |matrix| {
+                listed.names.iter().flat_map(move |matrix| {
                     planes.iter().map(move |plane| format!("{name}.{expert}.{matrix}.{plane}"))
                 })
             });
@@ -278,11 +275,11 @@ impl Unpacker<'_> {
             let views = layout
                 .views(expert as u32, &buffer, Some(seed))
                 .map_err(|problem| damaged(self.dir, name, expert, problem))?;
-            for (view, matrix) in views.into_iter().zip(EXPERT_MATRICES) {
+            for (view, matrix) in views.into_iter().zip(&listed.names) {
                 let [rows, cols] = [view.rows() as u64, view.cols() as u64];
                 let name = |plane: &str| format!("{name}.{expert}.{matrix}.{plane}");
-                let mut put = |plane: &str, dtype: &str, shape: [u64; 2], bytes: &[u8]| {
-                    out.tensor(&name(plane), dtype, &shape, bytes.len() as u64);
+                let mut put = |plane: &str, dtype: &str, shape: &[u64], bytes: &[u8]| {
+                    out.tensor(&name(plane), dtype, shape, bytes.len() as u64);
                     self.report.bytes += bytes.len() as u64;
                     hash.write(bytes);
                     out.write(bytes)
@@ -290,11 +287,31 @@ impl Unpacker<'_> {
                 match (view, &listed.dtypes[..]) {
                     (MatrixView::Mxfp4Bands(view), [codes_type, scales_type]) => {
                         let (codes, scales) = view.to_planes();
-                        put("weight_packed", codes_type, [rows, cols / 2], &codes)?;
-                        put("weight_scale", scales_type, [rows, cols / 32], &scales)?;
+                        put("weight_packed", codes_type, &[rows, cols / 2], &codes)?;
+                        put("weight_scale", scales_type, &[rows, cols / 32], &scales)?;
                     }
-                    (view, [dtype]) => put("weight", dtype, [rows, cols], &plain(view, dtype == "F32"))?,
-                    (view, _) => put("weight", "BF16", [rows, cols], &plain(view, false))?,
+                    (MatrixView::Int(view), [codes_type, scales_type, shape_type @ ..])
+                        if listed.is_int4() =>
+                    {
+                        let (codes, scales) = int4::to_planes(&view);
+                        put("weight_packed", codes_type, &[rows, cols / 8], &codes)?;
+                        put("weight_scale", scales_type, &[rows, cols / 32], &scales)?;
+                        if let Some(dtype) = shape_type.first() {
+                            let shape: Vec<u8> = match dtype.as_str() {
+                                "I32" => {
+                                    [rows as i32, cols as i32].iter().flat_map(|n| n.to_le_bytes()).collect()
+                                }
+                                _ => {
+                                    [rows as i64, cols as i64].iter().flat_map(|n| n.to_le_bytes()).collect()
+                                }
+                            };
+                            out.tensor(&name("weight_shape"), dtype, &[2], shape.len() as u64);
+                            self.report.bytes += shape.len() as u64;
+                            out.write(&shape)?;
+                        }
+                    }
+                    (view, [dtype]) => put("weight", dtype, &[rows, cols], &plain(view, dtype == "F32"))?,
+                    (view, _) => put("weight", "BF16", &[rows, cols], &plain(view, false))?,
                 }
             }
         }
@@ -338,8 +355,13 @@ impl Unpacker<'_> {
 
 /// The names of the tensors of an expert's matrix.
 fn planes(listed: &BankInfo) -> &'static [&'static str] {
-    let lossless = listed.encoding.parse().is_ok_and(|encoding| keeps(Encoding::Mxfp4, encoding));
-    if lossless && listed.dtypes.len() == 2 { &["weight_packed", "weight_scale"] } else { &["weight"] }
+    const PLANES: [&str; 3] = ["weight_packed", "weight_scale", "weight_shape"];
+    let mxfp4 = listed.encoding.parse().is_ok_and(|encoding| keeps(Encoding::Mxfp4, encoding));
+    match listed.dtypes.len() {
+        2 if mxfp4 => &PLANES[..2],
+        count @ 2..=3 if listed.is_int4() => &PLANES[..count],
+        _ => &["weight"],
+    }
 }
 
 fn value_bytes(listed: &MatrixInfo) -> usize {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use kimi_kernels::{Kernels, Scratch, Threads};
 use kimi_paging::{Lease, LeasedVec, Ring, Slots, TensorIndex};
-use kimi_quant::{Encoding, MatrixView, Mxfp4View};
+use kimi_quant::MatrixView;
 
 use crate::error::Error;
 use crate::layout::{ExpertBank, ExpertStorage, MatrixId, TapeMatrix};
@@ -206,6 +206,16 @@ impl Weights {
                 "the graph uses the tape in its order"
             );
             self.counter.add(part, tile.bytes_read());
+            if let Some(scales) = &matrix.scales {
+                let end = done + tile.rows();
+                let first = done;
+                while done < end {
+                    let view = scales.view(done, matrix.cols, &tile[(done - first) * matrix.cols..])?;
+                    work(&mut multiplier, done, view)?;
+                    done += view.rows();
+                }
+                continue;
+            }
             let Some(cut) = matrix.tiles else {
                 let view = MatrixView::new(matrix.encoding, [tile.rows(), matrix.cols], &tile)?;
                 work(&mut multiplier, done, view)?;
@@ -255,20 +265,7 @@ impl Weights {
             assert_eq!(record.key(), bank.key(id), "experts come in the order of the request");
             self.counter.add(Part::Experts, record.bytes_read());
             let views = match &bank.storage {
-                ExpertStorage::Tensors(_) => {
-                    let shapes =
-                        [[bank.inner, bank.width], [bank.inner, bank.width], [bank.width, bank.inner]];
-                    let mut views = [MatrixView::new(Encoding::F32, [0, 0], &[])?; 3];
-                    for (i, (view, shape)) in views.iter_mut().zip(shapes).enumerate() {
-                        *view = match bank.encoding {
-                            Encoding::Mxfp4 => {
-                                Mxfp4View::new(shape, record.part(2 * i), record.part(2 * i + 1))?.into()
-                            }
-                            encoding => MatrixView::new(encoding, shape, record.part(i))?,
-                        };
-                    }
-                    views
-                }
+                ExpertStorage::Tensors(_) => bank.views(|i| record.part(i))?,
                 ExpertStorage::Records(stored) => {
                     let seed = if record.bytes_read() > 0 { self.checker.next(&bank.name) } else { None };
                     let views = stored.layout.views(id, record.part(0), seed);

@@ -181,7 +181,7 @@ fn broken_tensors_are_refused_by_name() {
         ("expected shape [80], found [40, 2, 1]", |tensors| {
             named(tensors, "layers.2.mlp_res_norm.weight").shape = vec![40, 2, 1];
         }),
-        ("lm_head.weight`: expected F32 or BF16, found F16", |tensors| {
+        ("lm_head.weight`: expected F32, BF16 or F8_E4M3, found F16", |tensors| {
             named(tensors, "lm_head.weight").dtype = safetensors::Dtype::F16;
         }),
         ("experts.0.w1.weight_packed`: expected U8 (MXFP4 codes), found I8", |tensors| {
@@ -196,7 +196,7 @@ fn broken_tensors_are_refused_by_name() {
         ("model.norm.weight`: value 2 is NaN", |tensors| {
             named(tensors, "model.norm.weight").bytes[4..6].copy_from_slice(&[0xc0, 0x7f]);
         }),
-        ("o_proj.weight`: expected F32 or BF16, found F6_E3M2", |tensors| {
+        ("o_proj.weight`: expected F32, BF16 or F8_E4M3, found F6_E3M2", |tensors| {
             let tensor = named(tensors, "layers.2.self_attn.o_proj.weight");
             tensor.dtype = safetensors::Dtype::F6_E3M2;
             tensor.bytes.truncate(tensor.shape.iter().product::<usize>() * 6 / 8);

@@ -6,14 +6,15 @@ use std::path::PathBuf;
 
 use kimi_kernels::Kernels;
 use kimi_model::Observer;
-use kimi_testing::{kimi_k3_oracle, same_bits};
-use support::{difference, engine, feed, feed_observed, golden, greedy, ids};
+use kimi_testing::same_bits;
+use support::{FAMILIES, difference, engine, family, feed, feed_observed, golden, greedy, ids};
 
 /// The bound of the fixtures' description is 2e-4; this is what the exact tier is held to.
 const LOGIT_TOLERANCE: f32 = 5e-5;
 
-fn fixtures() -> [PathBuf; 2] {
-    [kimi_k3_oracle(), kimi_k3_oracle().with_file_name("kimi_k3_defaults")]
+/// Every family, and the variant of K3 that leaves all optional fields out.
+fn fixtures() -> impl Iterator<Item = PathBuf> {
+    ["kimi_k3", "kimi_k3_defaults"].into_iter().chain(FAMILIES).map(family)
 }
 
 #[test]

@@ -9,10 +9,11 @@ mod k3;
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use kimi_model::synth::{Geometry, SynthError, SynthOptions, SynthReport, synthesize};
-use kimi_model::{Config, Observer};
+use kimi_model::{Config, Model, Observer};
 use kimi_testing::{kimi_k3_oracle, shared_data};
 use serde_json::{Value, json};
 use support::{engine, feed, feed_observed, open};
@@ -215,6 +216,77 @@ fn every_form_of_a_configuration_runs() {
             assert!((0.5..100.0).contains(&largest), "{name} {sparse}: {largest}");
         }
     }
+}
+
+/// The shape of DeepSeek-V3 in small.
+fn small_deepseek() -> Value {
+    json!({
+        "model_type": "kimi_k2", "hidden_size": 256, "vocab_size": 320, "num_hidden_layers": 4, "rms_norm_eps": 1e-6,
+        "num_attention_heads": 4, "q_lora_rank": 96, "kv_lora_rank": 64, "qk_nope_head_dim": 48, "qk_rope_head_dim": 16,
+        "v_head_dim": 48, "rope_theta": 50000.0, "intermediate_size": 384, "hidden_act": "silu", "first_k_dense_replace": 2,
+        "n_routed_experts": 8, "num_experts_per_tok": 3, "n_shared_experts": 1, "moe_intermediate_size": 160,
+        "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5
+    })
+}
+
+#[test]
+fn every_storage_of_the_families_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, quantization, experts) in [
+        ("bf16", Value::Null, "bf16"),
+        ("fp8", json!({"quant_method": "fp8", "weight_block_size": [128, 128]}), "fp8"),
+        ("int4", json!({"quant_method": "compressed-tensors", "format": "pack-quantized"}), "int4"),
+    ] {
+        let mut config = small_deepseek();
+        config["quantization_config"] = quantization;
+        for sparse in [false, true] {
+            let dir = dir.path().join(format!("{name} {sparse}"));
+            make(&geometry(&config), &dir, |options| options.sparse = sparse);
+            let (logits, _) = run(&dir, &PROMPT);
+            let largest = logits.iter().fold(0.0f32, |largest, logit| largest.max(logit.abs()));
+            assert!((0.5..100.0).contains(&largest), "{name} {sparse}: {largest}");
+            let [trunk, of_experts, _] = open(&dir).encodings();
+            assert_eq!(of_experts, ("experts", vec![experts.to_owned()]));
+            assert_eq!(trunk.1.contains(&"fp8".to_owned()), name == "fp8");
+            // A plan without weights is that of the model.
+            let options = kimi_model::EngineOptions::default();
+            let plan = |model| kimi_model::Plan::floor(&model, &options).unwrap().reads;
+            assert_eq!(
+                plan(Model::outline(&geometry(&config)).unwrap()),
+                plan(Arc::into_inner(open(&dir)).unwrap())
+            );
+        }
+    }
+    let mut config = small_deepseek();
+    config["quantization_config"] = json!({"quant_method": "awq"});
+    let error = Geometry::from_json(config.to_string().as_bytes(), Path::new("config.json")).unwrap_err();
+    assert!(error.to_string().contains("`awq` is not known"), "{error}");
+}
+
+/// Names and bytes of the tensors of a geometry.
+fn sizes(geometry: &Geometry) -> (BTreeSet<String>, u64) {
+    let tensors = (0..geometry.shards()).flat_map(|shard| geometry.tensors(shard, true));
+    let (mut names, mut bytes) = (BTreeSet::new(), 0);
+    for tensor in tensors {
+        bytes += tensor.bytes();
+        assert!(names.insert(tensor.name));
+    }
+    (names, bytes)
+}
+
+#[test]
+fn the_other_families_have_their_released_size() {
+    // 49.1, 16.0 and, of which 1,014.7 are experts, 1,026.5 thousand million weights.
+    for (name, bytes, tensor) in [
+        ("kimi-linear", 98.2e9, "model.layers.26.block_sparse_moe.experts.255.w2.weight"),
+        ("moonlight", 31.9e9, "model.layers.26.mlp.experts.63.down_proj.weight"),
+        ("k2", 594.0e9, "language_model.model.layers.60.mlp.experts.383.up_proj.weight_packed"),
+    ] {
+        let (names, found) = sizes(&Geometry::named(name).unwrap());
+        assert!((found as f64 / bytes - 1.0).abs() < 0.01, "{name}: {found}");
+        assert!(names.contains(tensor), "{tensor}");
+    }
+    assert!(Geometry::named("k9").is_none());
 }
 
 #[test]

@@ -23,7 +23,7 @@ use crate::{Bf16, F16, LayoutError};
 mod planes;
 
 pub(crate) use planes::pack_block;
-use planes::unpack;
+pub(crate) use planes::unpack;
 pub use planes::{BLOCK_COLUMNS, REGISTER_BYTES};
 
 /// Rows of a band.
@@ -143,6 +143,10 @@ pub struct IntFormat {
 }
 
 impl IntFormat {
+    /// `i4:g32`: what [`int4`](crate::int4) is in bands.
+    pub const INT4: Self =
+        Self { bits: Bits::I4, group_size: 32, levels: Levels::Symmetric, scale: ScaleType::Bf16 };
+
     /// A format; `None` for a group other than 32, 64 or 128 columns, or a codebook of other than 4 bits.
     pub fn new(bits: Bits, group_size: usize, levels: Levels, scale: ScaleType) -> Option<Self> {
         let fits = matches!(group_size, 32 | 64 | 128) && (levels != Levels::Codebook || bits == Bits::I4);

@@ -38,19 +38,15 @@ impl RowFormat {
             }
     }
 
-    /// Stores a row whose first `content` values have a scale of their own. `scratch` has its length.
+    /// Stores a row whose first `content` values have a scale of their own. The row itself is rotated meanwhile where the format
+    /// rotates, and stays so.
     ///
     /// # Panics
     /// If the lengths do not fit.
-    pub fn encode(self, row: &[f32], content: usize, scratch: &mut [f32], out: &mut [u8]) {
-        assert_eq!(
-            (scratch.len(), out.len()),
-            (row.len(), self.bytes(row.len())),
-            "scratch and bytes fit the row"
-        );
+    pub fn encode(self, row: &mut [f32], content: usize, out: &mut [u8]) {
+        assert_eq!(out.len(), self.bytes(row.len()), "the bytes of a row");
         let (scales, codes) = out.split_at_mut(SCALE_BYTES);
-        scratch.copy_from_slice(row);
-        let (first, second) = scratch.split_at_mut(content);
+        let (first, second) = row.split_at_mut(content);
         match self {
             Self::I8 => {
                 let (a, b) = codes.split_at_mut(content);
@@ -87,13 +83,26 @@ impl RowFormat {
         assert_eq!(bytes.len(), self.bytes(out.len()), "the bytes of a row");
         let (scales, codes) = bytes.split_at(SCALE_BYTES);
         let [a, b] = [0, 4].map(|at| scale(scales, at));
-        for (i, value) in out.iter_mut().enumerate() {
-            let level = match self {
-                Self::I8 => f32::from(codes[i] as i8),
-                Self::I4 => f32::from((codes[i / 2] >> (i % 2 * 4) & 15) as i8 - 8),
-            };
-            *value = level * if i < content { a } else { b };
+        match self {
+            Self::I8 => {
+                for (value, &code) in out.iter_mut().zip(codes) {
+                    *value = f32::from(code as i8);
+                }
+            }
+            Self::I4 => {
+                let level = |nibble: u8| f32::from(nibble as i8 - 8);
+                let (pairs, last) = out.as_chunks_mut();
+                for ([even, odd], &code) in pairs.iter_mut().zip(codes) {
+                    (*even, *odd) = (level(code & 15), level(code >> 4));
+                }
+                if let ([value], Some(&code)) = (last, codes.last()) {
+                    *value = level(code & 15);
+                }
+            }
         }
+        let (first, second) = out.split_at_mut(content);
+        first.iter_mut().for_each(|value| *value *= a);
+        second.iter_mut().for_each(|value| *value *= b);
     }
 
     /// The dot product of a stored row with a query of int8 codes and two scales of its own (rotated first, for
@@ -158,8 +167,8 @@ mod tests {
     }
 
     fn stored(format: RowFormat, row: &[f32], content: usize) -> Vec<u8> {
-        let (mut scratch, mut bytes) = (vec![0.0; row.len()], vec![0xaa; format.bytes(row.len())]);
-        format.encode(row, content, &mut scratch, &mut bytes);
+        let (mut row, mut bytes) = (row.to_vec(), vec![0xaa; format.bytes(row.len())]);
+        format.encode(&mut row, content, &mut bytes);
         bytes
     }
 

@@ -5,9 +5,10 @@ use core::ops::Range;
 use core::str::FromStr;
 
 use crate::bf12;
+use crate::fp8;
 use crate::int::{BAND_ROWS, UnknownFormat};
 use crate::mxfp4::{GROUP_SIZE, Mxfp4BandsView, band_matrix_bytes};
-use crate::{Bf12View, Bf16, DenseView, IntFormat, IntView, LayoutError, Mxfp4View};
+use crate::{Bf12View, Bf16, DenseView, Fp8View, Int4View, IntFormat, IntView, LayoutError, Mxfp4View};
 
 /// How the weights of a matrix are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -25,13 +26,17 @@ pub enum Encoding {
     Bf12,
     /// Group-wise integers.
     Int(IntFormat),
+    /// Four-bit integers with a BF16 scale per 32 columns, as `compressed-tensors` packs them.
+    Int4,
+    /// E4M3 with a float32 scale per 128 x 128, as released.
+    Fp8,
 }
 
 impl Encoding {
     /// Rows that must stay together where a matrix is cut: those of a band.
     pub const fn row_multiple(self) -> usize {
         match self {
-            Self::F32 | Self::Bf16 | Self::Mxfp4 | Self::Bf12 => 1,
+            Self::F32 | Self::Bf16 | Self::Mxfp4 | Self::Bf12 | Self::Int4 | Self::Fp8 => 1,
             Self::Mxfp4Bands | Self::Int(_) => BAND_ROWS,
         }
     }
@@ -48,19 +53,26 @@ impl Encoding {
         match self {
             Self::F32 => dense(4),
             Self::Bf16 => dense(2),
-            Self::Mxfp4 if !cols.is_multiple_of(GROUP_SIZE) => {
+            Self::Mxfp4 | Self::Int4 if !cols.is_multiple_of(GROUP_SIZE) => {
                 Err(LayoutError::Group { cols, group_size: GROUP_SIZE })
             }
             Self::Mxfp4 => Ok(dense(1)? / 2 + rows * (cols / GROUP_SIZE)),
             Self::Mxfp4Bands => band_matrix_bytes([rows, cols]),
             Self::Bf12 => bf12::matrix_bytes([rows, cols], 0).ok_or(LayoutError::TooLarge { rows, cols }),
             Self::Int(format) => format.matrix_bytes([rows, cols]),
+            Self::Int4 => Ok(dense(1)? / 2 + rows * (cols / GROUP_SIZE) * 2),
+            Self::Fp8 => {
+                let scales = fp8::scale_bytes([rows, cols]);
+                scales
+                    .and_then(|scales| scales.checked_add(dense(1).ok()?))
+                    .ok_or(LayoutError::TooLarge { rows, cols })
+            }
         }
     }
 }
 
 impl fmt::Display for Encoding {
-    /// The name that reports and options use: `f32`, `bf16`, `mxfp4`, `mxfp4:bands`, `bf12`, or that of an [`IntFormat`].
+    /// The name that reports and options use: `f32`, `bf16`, `mxfp4`, `mxfp4:bands`, `bf12`, `int4`, `fp8`, or that of an [`IntFormat`].
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::F32 => "f32",
@@ -68,6 +80,8 @@ impl fmt::Display for Encoding {
             Self::Mxfp4 => "mxfp4",
             Self::Mxfp4Bands => "mxfp4:bands",
             Self::Bf12 => "bf12",
+            Self::Int4 => "int4",
+            Self::Fp8 => "fp8",
             Self::Int(format) => return format.fmt(f),
         })
     }
@@ -77,8 +91,8 @@ impl FromStr for Encoding {
     type Err = UnknownFormat;
 
     fn from_str(text: &str) -> Result<Self, UnknownFormat> {
-        let plain = [Self::F32, Self::Bf16, Self::Mxfp4, Self::Mxfp4Bands, Self::Bf12];
-        let names = ["f32", "bf16", "mxfp4", "mxfp4:bands", "bf12"];
+        let plain = [Self::F32, Self::Bf16, Self::Mxfp4, Self::Mxfp4Bands, Self::Bf12, Self::Int4, Self::Fp8];
+        let names = ["f32", "bf16", "mxfp4", "mxfp4:bands", "bf12", "int4", "fp8"];
         match names.iter().position(|&name| name == text) {
             Some(at) => Ok(plain[at]),
             None => text.parse().map(Self::Int),
@@ -102,6 +116,10 @@ pub enum MatrixView<'a> {
     Bf12(Bf12View<'a>),
     /// Group-wise integers in bands.
     Int(IntView<'a>),
+    /// Four-bit integers, row-major planes.
+    Int4(Int4View<'a>),
+    /// FP8 with scales of blocks.
+    Fp8(Fp8View<'a>),
 }
 
 /// Applies one expression to the view inside, whichever it is.
@@ -114,12 +132,14 @@ macro_rules! each {
             MatrixView::Mxfp4Bands($view) => $body,
             MatrixView::Bf12($view) => $body,
             MatrixView::Int($view) => $body,
+            MatrixView::Int4($view) => $body,
+            MatrixView::Fp8($view) => $body,
         }
     };
 }
 
 impl<'a> MatrixView<'a> {
-    /// A matrix in one piece: of [`Encoding::Mxfp4`] the codes and then the scales.
+    /// A matrix in one piece: of [`Encoding::Mxfp4`], [`Encoding::Int4`] and [`Encoding::Fp8`] the codes and then the scales.
     ///
     /// # Errors
     /// [`LayoutError`] when `bytes` does not have the length that shape and encoding call for.
@@ -127,13 +147,17 @@ impl<'a> MatrixView<'a> {
         Ok(match encoding {
             Encoding::F32 => DenseView::<f32>::new(shape, bytes)?.into(),
             Encoding::Bf16 => DenseView::<Bf16>::new(shape, bytes)?.into(),
-            Encoding::Mxfp4 => {
+            Encoding::Mxfp4 | Encoding::Int4 | Encoding::Fp8 => {
                 let expected = encoding.matrix_bytes(shape)?;
-                let codes = shape[0] * shape[1] / 2;
+                let codes = shape[0] * shape[1] / if encoding == Encoding::Fp8 { 1 } else { 2 };
                 let Some((codes, scales)) = bytes.split_at_checked(codes) else {
                     return Err(LayoutError::Length { plane: "weights", expected, found: bytes.len() });
                 };
-                Mxfp4View::new(shape, codes, scales)?.into()
+                match encoding {
+                    Encoding::Mxfp4 => Mxfp4View::new(shape, codes, scales)?.into(),
+                    Encoding::Int4 => Int4View::new(shape, codes, scales)?.into(),
+                    _ => Fp8View::new(shape, 0, codes, scales)?.into(),
+                }
             }
             Encoding::Mxfp4Bands => Mxfp4BandsView::new(shape, bytes)?.into(),
             Encoding::Bf12 => Bf12View::new(shape, bytes)?.into(),
@@ -152,6 +176,8 @@ impl MatrixView<'_> {
             Self::Mxfp4Bands(_) => Encoding::Mxfp4Bands,
             Self::Bf12(_) => Encoding::Bf12,
             Self::Int(view) => Encoding::Int(view.format()),
+            Self::Int4(_) => Encoding::Int4,
+            Self::Fp8(_) => Encoding::Fp8,
         }
     }
 
@@ -198,7 +224,7 @@ impl MatrixView<'_> {
         }
     }
 
-    /// Writes the values of one row to `out`, exactly as stored.
+    /// Writes the values of one row to `out`, exactly as stored; the products of FP8 are rounded to float32.
     ///
     /// # Panics
     /// If `row` is out of range or `out` does not hold [`cols`](Self::cols) values.
@@ -243,6 +269,18 @@ impl<'a> From<IntView<'a>> for MatrixView<'a> {
     }
 }
 
+impl<'a> From<Int4View<'a>> for MatrixView<'a> {
+    fn from(view: Int4View<'a>) -> Self {
+        Self::Int4(view)
+    }
+}
+
+impl<'a> From<Fp8View<'a>> for MatrixView<'a> {
+    fn from(view: Fp8View<'a>) -> Self {
+        Self::Fp8(view)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use alloc::string::ToString;
@@ -252,7 +290,18 @@ mod tests {
 
     #[test]
     fn bytes_of_every_encoding_are_viewed_in_one_piece() {
-        for name in ["f32", "bf16", "mxfp4", "mxfp4:bands", "bf12", "i4:g32:cb", "i8:g128", "i3:g64:zp"] {
+        for name in [
+            "f32",
+            "bf16",
+            "mxfp4",
+            "mxfp4:bands",
+            "bf12",
+            "int4",
+            "fp8",
+            "i4:g32:cb",
+            "i8:g128",
+            "i3:g64:zp",
+        ] {
             let encoding: Encoding = name.parse().unwrap();
             let shape = [19, 96];
             let bytes = vec![0; encoding.matrix_bytes(shape).unwrap()];
@@ -267,7 +316,7 @@ mod tests {
 
     #[test]
     fn names_are_read_back() {
-        for name in ["f32", "bf16", "mxfp4", "mxfp4:bands", "bf12", "i4:g32:cb", "i8:g128"] {
+        for name in ["f32", "bf16", "mxfp4", "mxfp4:bands", "bf12", "int4", "fp8", "i4:g32:cb", "i8:g128"] {
             assert_eq!(name.parse::<Encoding>().map(|encoding| encoding.to_string()).as_deref(), Ok(name));
         }
         assert!("q4".parse::<Encoding>().is_err());

@@ -10,8 +10,9 @@ use super::pack::{Experts, OutputArgs, parse_experts, parse_override};
 
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
-    /// Folder of a model, or a config.json alone, before anything is downloaded; k3 and k3-mini are known by name
-    #[arg(value_name = "MODEL|CONFIG.JSON|k3|k3-mini")]
+    /// Folder of a model, or a config.json alone, before anything is downloaded; k3, k3-mini, kimi-linear, moonlight and k2 are known by
+    /// name
+    #[arg(value_name = "MODEL|CONFIG.JSON|k3|k3-mini|kimi-linear|moonlight|k2")]
     pub(crate) model: PathBuf,
     /// Plan as if the layers had been packed with this SPEC (see `pack`)
     #[arg(long, value_name = "SPEC")]

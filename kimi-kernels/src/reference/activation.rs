@@ -30,6 +30,18 @@ pub fn gate<F: Real>(x: &mut [F], gate: &[F]) {
     }
 }
 
+/// The SiLU gated unit (SwiGLU), in place over the gate branch: `gate * sigmoid(gate) * up`.
+///
+/// # Panics
+/// If the slices differ in length.
+#[inline(always)]
+pub fn swiglu<F: Real>(gate: &mut [F], up: &[F]) {
+    assert_eq!(gate.len(), up.len(), "one linear value per gate");
+    for (gate, &up) in gate.iter_mut().zip(up) {
+        *gate = *gate * sigmoid(*gate) * up;
+    }
+}
+
 /// The constants of the SiTU gated unit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Situ<F> {
@@ -67,6 +79,15 @@ pub fn situ<F: Real>(gate: &mut [F], up: &[F], constants: Situ<F>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn swiglu_is_silu_times_the_linear_branch() {
+        let (mut gate, mut plain) = ([1.5f32, -0.25, 0.0], [1.5f32, -0.25, 0.0]);
+        let up = [3.0, -2.0, 7.0];
+        swiglu(&mut gate, &up);
+        silu(&mut plain);
+        assert_eq!(gate, [plain[0] * up[0], plain[1] * up[1], 0.0]);
+    }
 
     #[test]
     fn situ_caps_both_branches_but_not_the_sigmoid() {

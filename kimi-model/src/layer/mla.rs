@@ -1,7 +1,7 @@
-//! Multi-head latent attention without position encoding, in its absorbed form: queries are brought down to the width of
+//! Multi-head latent attention, in its absorbed form: queries are brought down to the width of
 //! the latents, and only the mixed latent of each head goes up again. Both halves of `kv_b` are multiplied exactly in either tier.
 
-use kimi_kernels::Columns;
+use kimi_kernels::{Columns, Kernels};
 
 use super::{Step, to_columns};
 use crate::arena::Arena;
@@ -18,9 +18,11 @@ pub(super) fn floats(mla: &MlaConfig, w: usize) -> usize {
     let heads = mla.num_heads;
     let query = heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim);
     let values = heads * mla.v_head_dim;
+    let low_rank = 2 * mla.q_lora_rank.unwrap_or(0);
+    let angles = if mla.rope.is_some() { mla.qk_rope_head_dim } else { 0 };
     // The query before and after its norm, the heads' queries, the latent; absorbed queries and contexts; values in two
-    // orders and their gate; one row to be stored.
-    w * (2 * mla.q_lora_rank + query + mla.row() + heads * (mla.row() + mla.kv_lora_rank) + 3 * values)
+    // orders and their gate; cosines and sines; one row to be stored.
+    w * (low_rank + query + mla.row() + heads * (mla.row() + mla.kv_lora_rank) + 3 * values + angles)
         + mla.row()
 }
 
@@ -38,15 +40,22 @@ pub(super) fn forward(
     let Step { weights, cancel, phase, operands: [input, inner], .. } = step;
     let kernels = weights.kernels;
     let mut arena = Arena::new(phase);
-    let low_rank = arena.take(w * mla.q_lora_rank);
-    let low_normed = arena.take(w * mla.q_lora_rank);
     let q = arena.take(w * heads * key_width);
 
     let mut x = Operand::new(kernels, &weights.threads, x, hidden, input)?;
-    weights.matmul(layer.query_down, &mut x, low_rank, cancel)?;
-    kernels.rms_norm(low_rank, &layer.query_norm, LOW_RANK_EPSILON, low_normed);
-    let mut low = Operand::new(kernels, &weights.threads, low_normed, mla.q_lora_rank, inner)?;
-    weights.matmul(layer.query_up, &mut low, q, cancel)?;
+    match &layer.query_low_rank {
+        Some(low_rank) => {
+            let rank = low_rank.norm.len();
+            let [column, normed] = [(); 2].map(|()| arena.take(w * rank));
+            weights.matmul(low_rank.down, &mut x, column, cancel)?;
+            kernels.rms_norm(column, &low_rank.norm, LOW_RANK_EPSILON, normed);
+            let mut low = Operand::new(kernels, &weights.threads, normed, rank, inner)?;
+            weights.matmul(layer.query, &mut low, q, cancel)?;
+        }
+        None => weights.matmul(layer.query, &mut x, q, cancel)?,
+    }
+
+    let angles = Angles::new(mla, position, w, &mut arena);
 
     let rows = arena.take(w * row);
     weights.matmul(layer.latent, &mut x, rows, cancel)?;
@@ -54,6 +63,7 @@ pub(super) fn forward(
     for (c, new) in rows.chunks_exact(row).enumerate() {
         kernels.rms_norm(&new[..latent], &layer.latent_norm, LOW_RANK_EPSILON, &mut kept[..latent]);
         kept[latent..].copy_from_slice(&new[latent..]);
+        angles.rotate(kernels, c, &mut kept[latent..]);
         cache.store(position + c, kept);
     }
 
@@ -63,6 +73,7 @@ pub(super) fn forward(
     weights.threads.chunks(queries, row, |i, query| {
         query[..latent].fill(0.0);
         query[latent..].copy_from_slice(&own(i)[nope..]);
+        angles.rotate(kernels, i / heads, &mut query[latent..]);
     });
     weights.tiles(layer.key_up, cancel, |multiplier, first, view| {
         let Means { kernels, threads, scratch, .. } = multiplier.means;
@@ -86,7 +97,10 @@ pub(super) fn forward(
 
     // Head after head, so that the contexts of one head are columns of a product.
     let contexts = arena.take(heads * w * latent);
-    let scale = 1.0 / (key_width as f32).sqrt();
+    let mut scale = 1.0 / (key_width as f32).sqrt();
+    if let Some(rope) = &mla.rope {
+        scale = (f64::from(scale) * rope.attention_scale) as f32;
+    }
     let (threads, scratch) = (&weights.threads, &weights.scratch);
     threads.chunks(contexts, latent, |i, context| {
         let (head, c) = (i / w, i % w);
@@ -142,6 +156,36 @@ pub(super) fn forward(
     }
     let mut values = Operand::new(kernels, &weights.threads, values, value_width, inner)?;
     weights.matmul(layer.output, &mut values, out, cancel)
+}
+
+/// Cosines and sines of the columns of a pass, where the model rotates.
+struct Angles<'a> {
+    /// `columns x pairs` each.
+    table: Option<[&'a [f32]; 2]>,
+    pairs: usize,
+}
+
+impl<'a> Angles<'a> {
+    fn new(mla: &MlaConfig, position: usize, columns: usize, arena: &mut Arena<'a>) -> Self {
+        let pairs = mla.qk_rope_head_dim / 2;
+        let table = mla.rope.as_ref().map(|rope| {
+            let [cos, sin] = [(); 2].map(|()| arena.take(columns * pairs));
+            let of_columns = cos.chunks_exact_mut(pairs).zip(sin.chunks_exact_mut(pairs));
+            for (c, (cos, sin)) in of_columns.enumerate() {
+                rope.angles(position + c, cos, sin);
+            }
+            [&*cos, &*sin]
+        });
+        Self { table, pairs }
+    }
+
+    /// Rotates values of one column.
+    fn rotate(&self, kernels: Kernels, column: usize, x: &mut [f32]) {
+        if let Some(table) = self.table {
+            let [cos, sin] = table.map(|values| &values[column * self.pairs..][..self.pairs]);
+            kernels.rotate(x, cos, sin);
+        }
+    }
 }
 
 /// The rows of a head, `start..start + len`, that lie in a tile of `rows` rows from `first` on.

@@ -10,9 +10,9 @@ pub(super) fn floats(width: usize, w: usize) -> usize {
     2 * w * width
 }
 
-/// `down(situ(gate x, up x))`.
+/// `down(activation(gate x, up x))`.
 pub(super) fn forward(step: &mut Step<'_>, layer: &Mlp, x: &[f32], out: &mut [f32]) -> Result<(), Error> {
-    let (w, hidden, situ) = (step.columns, step.config.hidden_size, step.config.situ);
+    let (w, hidden, activation) = (step.columns, step.config.hidden_size, step.config.activation);
     let Step { weights, cancel, phase, operands: [input, inner], .. } = step;
     let kernels = weights.kernels;
     let mut arena = Arena::new(phase);
@@ -22,7 +22,7 @@ pub(super) fn forward(step: &mut Step<'_>, layer: &Mlp, x: &[f32], out: &mut [f3
     weights.matmul(layer.gate, &mut x, gate, cancel)?;
     weights.matmul(layer.up, &mut x, up, cancel)?;
     weights.threads.chunks(gate, layer.width, |c, gate| {
-        kernels.situ(gate, &up[c * layer.width..][..layer.width], situ);
+        activation.apply(kernels, gate, &up[c * layer.width..][..layer.width]);
     });
     let mut h = Operand::new(kernels, &weights.threads, gate, layer.width, inner)?;
     weights.matmul(layer.down, &mut h, out, cancel)

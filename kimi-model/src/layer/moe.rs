@@ -51,8 +51,8 @@ pub(super) fn floats(config: &Config, moe: &MoeConfig, w: usize) -> usize {
 
 pub(super) fn forward(step: &mut Step<'_>, layer: &Moe, x: &[f32], out: &mut [f32]) -> Result<(), Error> {
     let moe = step.config.moe.as_ref().expect("a model with experts is configured for them");
-    let (w, hidden, epsilon, situ) =
-        (step.columns, step.config.hidden_size, step.config.rms_norm_eps, step.config.situ);
+    let (w, hidden, epsilon, activation) =
+        (step.columns, step.config.hidden_size, step.config.rms_norm_eps, step.config.activation);
     let (bank, width, inner_width) = (&layer.experts, layer.experts.width, layer.experts.inner);
     let Step { weights, index, cancel, phase, operands: [input, inner], routing, .. } = step;
     let kernels = weights.kernels;
@@ -80,7 +80,7 @@ pub(super) fn forward(step: &mut Step<'_>, layer: &Moe, x: &[f32], out: &mut [f3
             weights.matmul(shared.gate, &mut x_columns, gate, cancel)?;
             weights.matmul(shared.up, &mut x_columns, up, cancel)?;
             weights.threads.chunks(gate, shared.width, |c, gate| {
-                kernels.situ(gate, &up[c * shared.width..][..shared.width], situ);
+                activation.apply(kernels, gate, &up[c * shared.width..][..shared.width]);
             });
             let mut h = Operand::new(kernels, &weights.threads, gate, shared.width, inner)?;
             weights.matmul(shared.down, &mut h, sum, cancel)?;
@@ -105,7 +105,7 @@ pub(super) fn forward(step: &mut Step<'_>, layer: &Moe, x: &[f32], out: &mut [f3
         means.product(w1, &mut x, gate)?;
         means.product(w3, &mut x, up)?;
         // Both lie row after row, which is as good as column after column to a pointwise gate.
-        kernels.situ(gate, up, situ);
+        activation.apply(kernels, gate, up);
         let product = &mut product[..n * inner_width];
         to_columns(threads, gate, n, inner_width, product);
         let mut h = Operand::new(kernels, threads, product, inner_width, inner)?;
@@ -143,7 +143,13 @@ impl Routing {
     /// Chooses the experts of every column and collects their union.
     fn choose(&mut self, moe: &MoeConfig, bias: &[f32], logits: &[f32], kernels: kimi_kernels::Kernels) {
         let top_k = moe.num_experts_per_token;
-        let route = Route { top_k, renormalize: moe.renormalize, scale: moe.routed_scaling_factor };
+        let route = Route {
+            top_k,
+            renormalize: moe.renormalize,
+            scale: moe.routed_scaling_factor,
+            groups: moe.num_groups,
+            kept_groups: moe.topk_groups,
+        };
         let columns = logits.len() / moe.num_experts;
         self.union.clear();
         for (c, logits) in logits.chunks_exact(moe.num_experts).enumerate() {

@@ -1,7 +1,7 @@
 //! From the source's rows to a tile or a record.
 
 use kimi_quant::quantize::{Method, QuantizeError, Quantizer};
-use kimi_quant::{Bf16, Encoding, MatrixView, bf12, mxfp4};
+use kimi_quant::{Bf16, Encoding, IntFormat, MatrixView, bf12, int4, mxfp4};
 
 /// Rows that are turned to float32 at once: whole bands.
 const STEP_ROWS: usize = 64;
@@ -35,6 +35,9 @@ pub(crate) fn encode(
                 return Err(EncodeError::NotLossless(target));
             }
             out.extend_from_slice(&encoded);
+        }
+        (Encoding::Int(IntFormat::INT4), MatrixView::Int4(view)) => {
+            out.extend_from_slice(&int4::to_bands(view));
         }
         (Encoding::Mxfp4Bands, MatrixView::Mxfp4(view)) => out.extend_from_slice(&mxfp4::to_bands(view)),
         (Encoding::Bf16, _) => by_rows(source, |_, _, weights| {

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use kimi_quant::Encoding;
 use kimi_quant::int::{BAND_ROWS, Bits};
+use kimi_quant::{Encoding, IntFormat};
 use wildmatch::WildMatch;
 
 /// The encoding of every part of a model.
@@ -121,6 +121,13 @@ impl Recipe {
             (None, Role::Trunk) => self.trunk,
         };
         let wanted = match (wanted, source) {
+            // FP8 keeps its numbers as they are.
+            (Encoding::Bf16 | Encoding::Bf12 | Encoding::Fp8, Encoding::Fp8) => Encoding::Fp8,
+            // So does INT4, in bands.
+            (Encoding::Bf16 | Encoding::Bf12, Encoding::Int4) | (Encoding::Int4, _) => {
+                Encoding::Int(IntFormat::INT4)
+            }
+
             // What is MXFP4 already is only put in another order; without loss there is nothing else to do with other sources.
             (Encoding::Mxfp4, _) | (Encoding::Bf16 | Encoding::Bf12, Encoding::Mxfp4) => Encoding::Mxfp4Bands,
             (Encoding::Bf12 | Encoding::Bf16, Encoding::F32) => Encoding::F32,
@@ -155,7 +162,9 @@ pub(crate) fn keeps(source: Encoding, target: Encoding) -> bool {
     source == target
         || matches!(
             (source, target),
-            (Encoding::Bf16, Encoding::Bf12) | (Encoding::Mxfp4, Encoding::Mxfp4Bands)
+            (Encoding::Bf16, Encoding::Bf12)
+                | (Encoding::Mxfp4, Encoding::Mxfp4Bands)
+                | (Encoding::Int4, Encoding::Int(IntFormat::INT4))
         )
 }
 

@@ -7,8 +7,9 @@ use kimi_quant::Encoding;
 
 use super::patched;
 use super::recipe::{Recipe, Role, keeps};
+use crate::checkpoint::FP8_SCALES;
 use crate::error::Error;
-use crate::layout::{ExpertBank, FeedForward, KEY_PART, VALUE_PART};
+use crate::layout::{BlockScales, ExpertBank, FeedForward, KEY_PART, VALUE_PART};
 use crate::model::Model;
 use crate::packed::{BLOCK, BankInfo, HEADER_BYTES, MAX_TILE_BYTES, MatrixInfo, ROW_MULTIPLE, RecordLayout};
 
@@ -36,6 +37,8 @@ pub(crate) struct MatrixWork<'a> {
     pub(crate) entry: &'a Entry,
     /// Bytes of a row in the source.
     pub(crate) row_bytes: u64,
+    /// The scales of FP8.
+    pub(crate) scales: Option<&'a BlockScales>,
 }
 
 /// The experts of a layer to be written as records.
@@ -97,6 +100,7 @@ impl BankWork<'_> {
             inner: bank.inner,
             width: bank.width,
             dtypes: bank.dtypes(model.checkpoint.index()),
+            names: bank.names.map(str::to_owned).to_vec(),
             source_xxh3: hash.map(|hash| format!("{hash:016x}")),
         }
     }
@@ -152,7 +156,7 @@ pub(crate) fn files<'a>(model: &'a Model, recipe: &Recipe) -> Result<Vec<FileWor
 
     let mla = &model.config.mla;
     let tied = layout.matrices[layout.lm_head.0].name.as_ref() == layout.embedding.name;
-    let mut seen = HashSet::new();
+    let (mut seen, mut scales, mut kept) = (HashSet::new(), HashSet::new(), Vec::new());
     for (i, (matrix, entry)) in layout.matrices.iter().zip(&layout.entries).enumerate() {
         let role = if i == layout.lm_head.0 { Role::Head } else { Role::Trunk };
         if role == Role::Head && tied {
@@ -166,7 +170,24 @@ pub(crate) fn files<'a>(model: &'a Model, recipe: &Recipe) -> Result<Vec<FileWor
             (true, _) => (format!("{}.{VALUE_PART}", matrix.name), mla.v_head_dim),
             _ => (matrix.name.to_string(), ROW_MULTIPLE),
         };
-        let target = recipe.choose(&tensor, role, matrix.encoding, unit);
+        let mut target = recipe.choose(&tensor, role, matrix.encoding, unit);
+        if matrix.encoding == Encoding::Fp8 && (again || next_too) {
+            // Both halves stay as they are, or neither does.
+            let halves = [(KEY_PART, mla.qk_nope_head_dim), (VALUE_PART, mla.v_head_dim)];
+            let stays = |(part, unit)| {
+                recipe.choose(&format!("{}.{part}", matrix.name), role, matrix.encoding, unit)
+                    == Encoding::Fp8
+            };
+            target = if halves.into_iter().any(stays) { Encoding::Fp8 } else { target };
+        }
+        // What is FP8 and stays so is copied, with its scales, like everything that is no matrix.
+        if matrix.encoding == Encoding::Fp8 && target == Encoding::Fp8 {
+            kept.push(matrix.name.as_ref());
+            continue;
+        }
+        if let Some(base) = matrix.name.strip_suffix("weight").filter(|_| matrix.scales.is_some()) {
+            scales.insert(format!("{base}{FP8_SCALES}"));
+        }
         let (rows, cols) = (matrix.rows, matrix.cols);
         let work = MatrixWork {
             tile_rows: tile_rows(target, rows, cols)?,
@@ -177,6 +198,7 @@ pub(crate) fn files<'a>(model: &'a Model, recipe: &Recipe) -> Result<Vec<FileWor
             target,
             entry,
             row_bytes: matrix.row_bytes,
+            scales: matrix.scales.as_ref(),
         };
         match layer_of(&matrix.name, checkpoint.prefix()).and_then(|layer| layers.get_mut(layer)) {
             Some(file) => file.matrices.push(work),
@@ -195,14 +217,19 @@ pub(crate) fn files<'a>(model: &'a Model, recipe: &Recipe) -> Result<Vec<FileWor
         tile_rows: ROW_MULTIPLE,
         entry,
         row_bytes: stored.row_bytes(),
+        scales: None,
     });
     seen.insert(&stored.name);
+    seen.retain(|name| !kept.contains(name));
 
     let mut bank_names = Vec::new();
     for (i, layer) in layout.layers.iter().enumerate() {
         let FeedForward::Moe(moe) = &layer.feed_forward else { continue };
         let bank = &moe.experts;
         let target = recipe.choose(&bank.name, Role::Experts, bank.encoding, bank.width.min(bank.inner));
+        if bank.encoding == Encoding::Fp8 && target == Encoding::Fp8 {
+            continue;
+        }
         let layout = RecordLayout::new(target, bank.inner, bank.width)?;
         let mut file = file(format!("layer-{i:05}-experts.safetensors"));
         file.bank = Some(BankWork { bank, target, layout });
@@ -212,7 +239,9 @@ pub(crate) fn files<'a>(model: &'a Model, recipe: &Recipe) -> Result<Vec<FileWor
 
     for (name, _) in checkpoint.index().iter() {
         let layer = layer_of(&name, checkpoint.prefix());
-        let packed = seen.contains(name.as_str()) || bank_names.iter().any(|bank| name.starts_with(bank));
+        let packed = seen.contains(name.as_str())
+            || scales.contains(&name)
+            || bank_names.iter().any(|bank| name.starts_with(bank));
         if packed {
             continue;
         }

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use kimi_quant::{Encoding, IntFormat};
 use serde::{Deserialize, Serialize};
 
+use crate::checkpoint::EXPERT_NAMES;
 use crate::error::Error;
 
 /// The file that makes a folder a packed model. It is written last.
@@ -69,10 +71,27 @@ pub(crate) struct BankInfo {
     pub(crate) width: usize,
     /// The types of weights and scales in the source.
     pub(crate) dtypes: Vec<String>,
-    /// XXH3-64 of the source's bytes: expert after expert `w1`, `w3`, `w2`, of each the weights and then the scales; where they
+    /// What the gate, up and down matrix are called in the source.
+    #[serde(default = "kimi_names")]
+    pub(crate) names: Vec<String>,
+    /// XXH3-64 of the source's bytes: expert after expert gate, up and down matrix, of each the weights and then the scales; where they
     /// are kept without loss.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) source_xxh3: Option<String>,
+}
+
+impl BankInfo {
+    /// The source was INT4 in planes, and every number of it is here.
+    pub(crate) fn is_int4(&self) -> bool {
+        let encoding = self.encoding.parse();
+        self.dtypes.first().is_some_and(|dtype| dtype == "I32")
+            && encoding == Ok(Encoding::Int(IntFormat::INT4))
+    }
+}
+
+/// The names in models that were packed before the manifest listed them.
+fn kimi_names() -> Vec<String> {
+    EXPERT_NAMES[0].map(str::to_owned).to_vec()
 }
 
 /// A file of the folder.

@@ -2,17 +2,21 @@
 
 use std::path::Path;
 
+use kimi_kernels::Decay;
 use kimi_paging::Dtype;
-use kimi_quant::mxfp4;
-use serde_json::{Value, json};
+use kimi_quant::{Encoding, fp8, int4, mxfp4};
+use serde_json::Value;
 
-use super::random::CODE_STD;
+use super::configs;
+use super::random::{CODE_STD, E4M3_STD};
+use super::storage::Storage;
 use super::tensor::{Fill, PAGE_BYTES, SPARSE_ROWS, Tensor};
+use crate::checkpoint::FP8_SCALES;
 use crate::config::{AttentionKind, Config, FeedForwardKind, KdaConfig, MoeConfig};
 use crate::error::ConfigError;
 
-/// The prefix of the release.
-const PREFIX: &str = "language_model.";
+/// Rows that a BF16 or FP8 matrix of an expert has in a sparse model.
+const SPARSE_EXPERT_ROWS: usize = 2;
 
 /// Widths are an eighth of the release's in the small geometry.
 const MINI: usize = 8;
@@ -21,36 +25,56 @@ const MINI: usize = 8;
 #[derive(Debug, Clone)]
 pub struct Geometry {
     config: Config,
+    storage: Storage,
     json: Vec<u8>,
 }
+
+/// The names of the built-in geometries.
+pub const GEOMETRIES: [&str; 5] = ["k3", "k3-mini", "kimi-linear", "moonlight", "k2"];
 
 impl Geometry {
     /// Kimi K3 as released, without its vision tower: 93 layers, 896 experts, 2.78 trillion parameters, 1.56 TB.
     pub fn k3() -> Self {
-        Self::built_in(&k3_json(1, 896))
+        Self::built_in(&configs::k3(1, 896))
     }
 
     /// Kimi K3 with all 93 layers, widths and heads divided by eight, and 112 experts of which a token uses 16: 5.2 GB. Head
     /// sizes and vocabulary are those of the release.
     pub fn k3_mini() -> Self {
-        Self::built_in(&k3_json(MINI, 112))
+        Self::built_in(&configs::k3(MINI, 112))
+    }
+
+    /// One of [`GEOMETRIES`]: K3, K3 in small, Kimi-Linear-48B-A3B (98 GB), Moonlight-16B-A3B (32 GB), and the text part of K2.5 with
+    /// INT4 experts (594 GB).
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "k3" => Some(Self::k3()),
+            "k3-mini" => Some(Self::k3_mini()),
+            "kimi-linear" => Some(Self::built_in(&configs::kimi_linear())),
+            "moonlight" => Some(Self::built_in(&configs::moonlight())),
+            "k2" => Some(Self::built_in(&configs::k2())),
+            _ => None,
+        }
     }
 
     fn built_in(json: &Value) -> Self {
         let json = format!("{json:#}\n").into_bytes();
-        let config =
-            Config::parse(&json, Path::new("config.json")).expect("the built-in geometries are sound");
-        Self { config, json }
+        Self::from_json(&json, Path::new("config.json")).expect("the built-in geometries are sound")
     }
 
     /// The geometry of a `config.json`, which a model gets as it is. `path` is named in errors.
     ///
     /// # Errors
-    /// [`ConfigError`] as from [`Config::parse`], and for experts whose widths are no multiples of 32: MXFP4 has no way to
-    /// store them.
+    /// [`ConfigError`] as from [`Config::parse`], for a `quantization_config` that is not known, and for experts whose widths are no
+    /// multiples of 32 where MXFP4 or INT4 would store them.
     pub fn from_json(json: &[u8], path: &Path) -> Result<Self, ConfigError> {
         let config = Config::parse(json, path)?;
-        let has_experts = config.layers.iter().any(|layer| layer.feed_forward == FeedForwardKind::Moe);
+        let fields = serde_json::from_slice(json)
+            .map_err(|source| ConfigError::Json { file: path.to_path_buf(), source })?;
+        let storage = Storage::new(&config, &fields, path)?;
+        let in_groups = matches!(storage.experts, Encoding::Mxfp4 | Encoding::Int4);
+        let has_experts =
+            in_groups && config.layers.iter().any(|layer| layer.feed_forward == FeedForwardKind::Moe);
         if let Some(moe) = config.moe.filter(|_| has_experts) {
             let widths = [
                 ("moe_intermediate_size", moe.intermediate_size),
@@ -58,13 +82,13 @@ impl Geometry {
             ];
             for (field, width) in widths {
                 if !width.is_multiple_of(mxfp4::GROUP_SIZE) {
-                    let reason = format!("{width} is no multiple of 32, as MXFP4 experts need");
+                    let reason = format!("{width} is no multiple of 32, as {} experts need", storage.experts);
                     let (file, field) = (path.to_path_buf(), field.to_owned());
                     return Err(ConfigError::Invalid { file, field, reason });
                 }
             }
         }
-        Ok(Self { config, json: json.to_vec() })
+        Ok(Self { config, storage, json: json.to_vec() })
     }
 
     /// The configuration.
@@ -92,9 +116,11 @@ impl Geometry {
     ///
     /// With `sparse`, big matrices are mostly holes.
     pub fn tensors(&self, shard: usize, sparse: bool) -> Vec<Tensor> {
-        let mut list = List { config: &self.config, sparse, prefix: PREFIX.to_owned(), tensors: Vec::new() };
+        let Self { config, storage, .. } = self;
+        let prefix = storage.prefix.to_owned();
+        let mut list = List { config, storage: *storage, sparse, prefix, tensors: Vec::new() };
         if shard < self.config.layers.len() {
-            list.prefix = format!("{PREFIX}model.layers.{shard}.");
+            list.prefix = format!("{}model.layers.{shard}.", storage.prefix);
             list.layer(shard);
         } else {
             list.ends();
@@ -105,74 +131,6 @@ impl Geometry {
     }
 }
 
-/// The configuration of the release, with widths and numbers of heads divided by `divisor`.
-fn k3_json(divisor: usize, experts: usize) -> Value {
-    let layers = 1..=93;
-    let is_full = |layer: &usize| layer.is_multiple_of(4) || *layer == 93;
-    let (full, kda): (Vec<usize>, Vec<usize>) = layers.partition(is_full);
-    let mut text = json!({
-        "model_type": "kimi_linear",
-        "hidden_size": 7168 / divisor,
-        "num_hidden_layers": 93,
-        "vocab_size": 163_840,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 1_048_576,
-        "hidden_act": "situ",
-        "activation_situ_beta": 4.0,
-        "activation_situ_linear_beta": 25.0,
-        "attn_res_block_size": 12,
-        "num_attention_heads": 96 / divisor,
-        "num_key_value_heads": 96 / divisor,
-        "q_lora_rank": 1536 / divisor,
-        "kv_lora_rank": 512 / divisor,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
-        "mla_use_nope": true,
-        "mla_use_output_gate": true,
-    });
-    text["linear_attn_config"] = json!({
-        "num_heads": 96 / divisor,
-        "head_dim": 128,
-        "short_conv_kernel_size": 4,
-        "gate_lower_bound": -5.0,
-        "use_full_rank_gate": true,
-        "full_attn_layers": full,
-        "kda_layers": kda,
-    });
-    let feed_forward = json!({
-        "first_k_dense_replace": 1,
-        "moe_layer_freq": 1,
-        "intermediate_size": 33_792 / divisor,
-        "num_experts": experts,
-        "num_experts_per_token": 16,
-        "num_shared_experts": 2,
-        "moe_intermediate_size": 3072 / divisor,
-        "routed_expert_hidden_size": 3584 / divisor,
-        "latent_moe_use_norm": true,
-        "moe_renormalize": true,
-        "moe_router_activation_func": "sigmoid",
-        "routed_scaling_factor": 1.0,
-        "num_expert_group": 1,
-        "topk_group": 1,
-        "use_grouped_topk": true,
-        "topk_method": "noaux_tc",
-    });
-    if let (Value::Object(text), Value::Object(feed_forward)) = (&mut text, feed_forward) {
-        text.extend(feed_forward);
-    }
-    json!({
-        "architectures": ["KimiK3ForConditionalGeneration"],
-        "model_type": "kimi_k3",
-        "dtype": "bfloat16",
-        "bos_token_id": 163_584,
-        "eos_token_id": 163_586,
-        "pad_token_id": 163_839,
-        "tie_word_embeddings": false,
-        "text_config": text,
-    })
-}
-
 /// Collects the tensors of a file.
 ///
 /// Matrices have a standard deviation of one by the root of their inputs, so that normed inputs give outputs of about one at
@@ -180,6 +138,7 @@ fn k3_json(divisor: usize, experts: usize) -> Value {
 /// a matrix that reads them finds values in its first columns, and is scaled for that number of inputs.
 struct List<'a> {
     config: &'a Config,
+    storage: Storage,
     sparse: bool,
     prefix: String,
     tensors: Vec<Tensor>,
@@ -235,7 +194,9 @@ impl List<'_> {
         self.matrix("self_attn.f_a_proj", [dim, hidden], hidden);
         self.matrix("self_attn.f_b_proj", [channels, dim], self.outputs_of(hidden, dim));
         self.matrix("self_attn.b_proj", [kda.num_heads, hidden], hidden);
-        if kda.use_full_rank_gate == Some(false) {
+        // Where the file does not say: as the release with that decay.
+        let full = kda.use_full_rank_gate.unwrap_or(kda.decay != Decay::Softplus);
+        if !full {
             self.matrix("self_attn.g_a_proj", [dim, hidden], hidden);
             self.matrix("self_attn.g_b_proj", [channels, dim], self.outputs_of(hidden, dim));
         } else {
@@ -251,13 +212,18 @@ impl List<'_> {
     }
 
     fn mla(&mut self) {
-        let (hidden, mla) = (self.config.hidden_size, self.config.mla);
+        let (hidden, mla) = (self.config.hidden_size, &self.config.mla);
         let (heads, values) = (mla.num_heads, mla.num_heads * mla.v_head_dim);
-        let (query, latent) = (mla.q_lora_rank, mla.kv_lora_rank);
-        self.matrix("self_attn.q_a_proj", [query, hidden], hidden);
-        // Behind a norm the sum of squares is that of all columns, however few are other than zero.
+        let latent = mla.kv_lora_rank;
         let key_width = mla.qk_nope_head_dim + mla.qk_rope_head_dim;
-        self.matrix("self_attn.q_b_proj", [heads * key_width, query], query);
+        match mla.q_lora_rank {
+            Some(query) => {
+                self.matrix("self_attn.q_a_proj", [query, hidden], hidden);
+                // Behind a norm the sum of squares is that of all columns, however few are other than zero.
+                self.matrix("self_attn.q_b_proj", [heads * key_width, query], query);
+            }
+            None => self.matrix("self_attn.q_proj", [heads * key_width, hidden], hidden),
+        }
         self.matrix("self_attn.kv_a_proj_with_mqa", [mla.row(), hidden], hidden);
         let head = mla.qk_nope_head_dim + mla.v_head_dim;
         // Each head has its keys first, then its values.
@@ -267,7 +233,9 @@ impl List<'_> {
             self.matrix("self_attn.g_proj", [values, hidden], hidden);
         }
         self.matrix("self_attn.o_proj", [hidden, values], self.outputs_of(latent, values));
-        self.norm("self_attn.q_a_layernorm", query);
+        if let Some(query) = mla.q_lora_rank {
+            self.norm("self_attn.q_a_layernorm", query);
+        }
         self.norm("self_attn.kv_a_layernorm", latent);
     }
 
@@ -279,38 +247,49 @@ impl List<'_> {
     }
 
     fn moe(&mut self, moe: &MoeConfig) {
-        const BASE: &str = "block_sparse_moe";
+        let Storage { module, names, experts, .. } = self.storage;
         let hidden = self.config.hidden_size;
-        let gate = format!("{BASE}.gate.weight");
+        let gate = format!("{module}.gate.weight");
         self.dense(&gate, [moe.num_experts, hidden], 2.0 * std_for(hidden));
-        let bias = format!("{BASE}.gate.e_score_correction_bias");
+        let bias = format!("{module}.gate.e_score_correction_bias");
         // Enough to decide a choice now and then.
         self.vector(&bias, Dtype::F32, &[moe.num_experts], 0.0, 0.1);
         if let Some(latent) = moe.latent_size {
-            self.matrix(&format!("{BASE}.routed_expert_down_proj"), [latent, hidden], hidden);
+            self.matrix(&format!("{module}.routed_expert_down_proj"), [latent, hidden], hidden);
         }
         if moe.num_shared_experts > 0 {
-            self.mlp(&format!("{BASE}.shared_experts"), moe.num_shared_experts * moe.intermediate_size);
+            self.mlp(&format!("{module}.shared_experts"), moe.num_shared_experts * moe.intermediate_size);
         }
         let width = moe.latent_size.unwrap_or(hidden);
         if moe.latent_size.is_some() {
             // As in MLA where there is a norm before.
             let inputs = if moe.latent_norm { width } else { self.outputs_of(moe.intermediate_size, width) };
-            self.matrix(&format!("{BASE}.routed_expert_up_proj"), [hidden, width], inputs);
+            self.matrix(&format!("{module}.routed_expert_up_proj"), [hidden, width], inputs);
             if moe.latent_norm {
-                self.norm(&format!("{BASE}.routed_expert_norm"), width);
+                self.norm(&format!("{module}.routed_expert_norm"), width);
             }
         }
         let inner = moe.intermediate_size;
         // Of a sparse latent only the first values are other than zero.
         let inputs = if moe.latent_size.is_some() { self.outputs_of(hidden, width) } else { width };
-        let page_rows = (2 * PAGE_BYTES as usize).div_ceil(width).min(inner);
-        let inner_inputs = if self.sparse { page_rows } else { inner };
+        // What a sparse expert has of its gate and up matrix: a page of codes, or two rows.
+        let kept_rows = match experts {
+            Encoding::Mxfp4 | Encoding::Int4 => (2 * PAGE_BYTES as usize).div_ceil(width),
+            _ => SPARSE_EXPERT_ROWS,
+        };
+        let inner_inputs = if self.sparse { kept_rows.min(inner) } else { inner };
+        let [gate, up, down] = names;
+        // In the order of their names.
+        let mut matrices = [
+            (gate, [inner, width], inputs),
+            (up, [inner, width], inputs),
+            (down, [width, inner], inner_inputs),
+        ];
+        matrices.sort_by_key(|(name, ..)| *name);
         for expert in 0..moe.num_experts {
-            let name = |part| format!("{BASE}.experts.{expert}.{part}");
-            self.mxfp4(&name("w1"), [inner, width], inputs);
-            self.mxfp4(&name("w2"), [width, inner], inner_inputs);
-            self.mxfp4(&name("w3"), [inner, width], inputs);
+            for (name, shape, inputs) in matrices {
+                self.expert(&format!("{module}.experts.{expert}.{name}"), shape, inputs);
+            }
         }
     }
 
@@ -342,13 +321,63 @@ impl List<'_> {
 
     /// As [`matrix`](Self::matrix); a sparse model has the rows from each of `first_rows` on.
     fn matrix_with(&mut self, base: &str, [rows, cols]: [usize; 2], inputs: usize, first_rows: &[usize]) {
-        self.dense(&format!("{base}.weight"), [rows, cols], std_for(inputs));
+        let kept = sparse_rows(cols);
+        self.rows_of(self.storage.trunk, base, [rows, cols], inputs, first_rows, kept);
+    }
+
+    /// A BF16 or FP8 matrix; a sparse model has `kept` rows from each of `first_rows` on.
+    fn rows_of(
+        &mut self,
+        encoding: Encoding,
+        base: &str,
+        [rows, cols]: [usize; 2],
+        inputs: usize,
+        first_rows: &[usize],
+        kept: usize,
+    ) {
+        let row = if encoding == Encoding::Fp8 {
+            self.push(&format!("{base}.weight"), Dtype::F8E4M3, &[rows, cols], Fill::E4m3);
+            cols as u64
+        } else {
+            self.dense(&format!("{base}.weight"), [rows, cols], std_for(inputs));
+            2 * cols as u64
+        };
         if self.sparse {
-            let (kept, row) = (sparse_rows(cols), 2 * cols as u64);
             let range = |&first: &usize| first as u64 * row..(first + kept).min(rows) as u64 * row;
             let matrix = self.tensors.last_mut().expect("it was just appended");
             matrix.keep(first_rows.iter().map(range));
         }
+        if encoding == Encoding::Fp8 {
+            let blocks = [rows.div_ceil(fp8::BLOCK), cols.div_ceil(fp8::BLOCK)];
+            let scale = std_for(inputs) / E4M3_STD;
+            self.vector(&format!("{base}.{FP8_SCALES}"), Dtype::F32, &blocks, scale, scale / 8.0);
+        }
+    }
+
+    /// The matrix `base` of an expert.
+    fn expert(&mut self, base: &str, shape: [usize; 2], inputs: usize) {
+        match self.storage.experts {
+            Encoding::Mxfp4 => self.mxfp4(base, shape, inputs),
+            Encoding::Int4 => self.int4(base, shape, inputs),
+            encoding => self.rows_of(encoding, base, shape, inputs, &[0], SPARSE_EXPERT_ROWS),
+        }
+    }
+
+    /// The INT4 matrix `base` that reads `inputs` values other than zero.
+    fn int4(&mut self, base: &str, [rows, cols]: [usize; 2], inputs: usize) {
+        self.push(&format!("{base}.weight_packed"), Dtype::I32, &[rows, cols / 8], Fill::Integers);
+        let scale = std_for(inputs) / CODE_STD;
+        let scales = [rows, cols / int4::GROUP_SIZE];
+        self.vector(&format!("{base}.weight_scale"), Dtype::Bf16, &scales, scale, scale / 8.0);
+        if self.sparse {
+            // Holes are the lowest code, so they have a scale of zero: scales are kept where codes are.
+            let count = self.tensors.len();
+            for (plane, bytes) in self.tensors[count - 2..].iter_mut().zip([PAGE_BYTES, PAGE_BYTES / 8]) {
+                plane.keep(std::iter::once(0..bytes.min(plane.bytes())));
+            }
+        }
+        let shape = Fill::Pair([rows as i32, cols as i32]);
+        self.push(&format!("{base}.weight_shape"), Dtype::I32, &[2], shape);
     }
 
     /// The MXFP4 matrix `base` that reads `inputs` values other than zero.

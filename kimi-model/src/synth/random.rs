@@ -3,6 +3,7 @@
 //! Only integer arithmetic and IEEE additions, multiplications and square roots are used, none of which may differ between
 //! systems.
 
+use kimi_quant::fp8;
 use kimi_quant::mxfp4::E2M1;
 
 /// The increment of SplitMix64: 2^64 divided by the golden ratio.
@@ -62,10 +63,17 @@ pub(crate) struct Tables {
     normal: Vec<f32>,
     /// E2M1 codes of normal values with a standard deviation of [`CODE_STD`], by 8 bits.
     codes: [u8; 256],
+    /// Four-bit integers above -8 of the same values.
+    integers: [u8; 256],
+    /// E4M3 codes of normal values with a standard deviation of [`E4M3_STD`].
+    e4m3: [u8; 256],
 }
 
 /// The standard deviation of codes, in units of their scale: one in a hundred is the largest.
 pub(crate) const CODE_STD: f32 = 2.0;
+
+/// The standard deviation of E4M3 codes: the largest of 65,536 are a fifth of what fits.
+pub(super) const E4M3_STD: f32 = 16.0;
 
 /// Half of the lanes' values.
 const HALF: usize = 1 << 15;
@@ -74,11 +82,12 @@ impl Tables {
     pub(crate) fn new() -> Self {
         let upper = upper_quantiles();
         let normal: Vec<f32> = upper.iter().rev().map(|q| -q).chain(upper.iter().copied()).collect();
-        let mut codes = [0; 256];
-        for (byte, code) in codes.iter_mut().enumerate() {
-            *code = nearest_code(CODE_STD * normal[byte * 256 + 128]);
-        }
-        Self { normal, codes }
+        let of_byte = |byte: usize| normal[byte * 256 + 128];
+        let codes = std::array::from_fn(|byte| nearest(&E2M1, CODE_STD * of_byte(byte)));
+        let integers = std::array::from_fn(|byte| (CODE_STD * of_byte(byte)).round().clamp(-8.0, 7.0) as i8)
+            .map(|level: i8| (level + 8) as u8);
+        let e4m3 = std::array::from_fn(|byte| nearest(&fp8::E4M3, E4M3_STD * of_byte(byte)));
+        Self { normal, codes, integers, e4m3 }
     }
 
     /// A standard normal value.
@@ -90,6 +99,17 @@ impl Tables {
     pub(crate) fn codes(&self, lane: u16) -> u8 {
         let [low, high] = lane.to_le_bytes().map(|byte| self.codes[usize::from(byte)]);
         low | high << 4
+    }
+
+    /// Two four-bit integers.
+    pub(super) fn integers(&self, lane: u16) -> u8 {
+        let [low, high] = lane.to_le_bytes().map(|byte| self.integers[usize::from(byte)]);
+        low | high << 4
+    }
+
+    /// An E4M3 code.
+    pub(super) fn e4m3(&self, lane: u16) -> u8 {
+        self.e4m3[usize::from(lane >> 8)]
     }
 }
 
@@ -123,9 +143,11 @@ fn upper_quantiles() -> Vec<f32> {
     quantiles
 }
 
-fn nearest_code(value: f32) -> u8 {
-    let distance = |code: &u8| (E2M1[usize::from(*code)] - value).abs();
-    (0..16).min_by(|a, b| distance(a).total_cmp(&distance(b))).expect("there are sixteen codes")
+/// The code of the value that is nearest; NaN is far from everything.
+fn nearest(values: &[f32], value: f32) -> u8 {
+    let distance = |code: &usize| (values[*code] - value).abs();
+    let codes = 0..values.len();
+    codes.min_by(|a, b| distance(a).total_cmp(&distance(b))).expect("there are codes") as u8
 }
 
 #[cfg(test)]

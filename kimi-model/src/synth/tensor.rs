@@ -39,6 +39,12 @@ pub(super) enum Fill {
     Normal { mean: f32, std: f32, count: u64 },
     /// Pairs of normal E2M1 codes.
     Codes,
+    /// Pairs of normal four-bit integers.
+    Integers,
+    /// Normal E4M3 codes.
+    E4m3,
+    /// Two integers.
+    Pair([i32; 2]),
     /// E8M0 scales: half of them `byte`, a quarter each one less and one more.
     Scales { byte: u8 },
 }
@@ -75,6 +81,9 @@ impl Tensor {
         debug_assert!(first.is_multiple_of(GRAIN) && GRAIN.is_multiple_of(4 * LANES));
         match self.fill {
             Fill::Codes => stream.fill(first, out, |lane| [tables.codes(lane)]),
+            Fill::Integers => stream.fill(first, out, |lane| [tables.integers(lane)]),
+            Fill::E4m3 => stream.fill(first, out, |lane| [tables.e4m3(lane)]),
+            Fill::Pair(pair) => out.copy_from_slice(pair.map(i32::to_le_bytes).as_flattened()),
             Fill::Scales { byte } => {
                 // In the order of the two upper bits of a lane.
                 let scales = [byte - 1, byte, byte, byte + 1];
@@ -112,7 +121,10 @@ mod tests {
         let (tables, stream) = (Tables::new(), Stream::new(3, "t"));
         let codes = Tensor::new("t".to_owned(), Dtype::U8, &[5, 77], Fill::Codes);
         let scales = Tensor::new("t".to_owned(), Dtype::U8, &[385], Fill::Scales { byte: 120 });
-        for tensor in [normal(Dtype::F32, &[99], 90), normal(Dtype::Bf16, &[11, 17], 187), codes, scales] {
+        let words = Tensor::new("t".to_owned(), Dtype::I32, &[5, 7], Fill::Integers);
+        let e4m3 = Tensor::new("t".to_owned(), Dtype::F8E4M3, &[5, 77], Fill::E4m3);
+        let plain = [normal(Dtype::F32, &[99], 90), normal(Dtype::Bf16, &[11, 17], 187)];
+        for tensor in plain.into_iter().chain([codes, scales, words, e4m3]) {
             let mut whole = vec![0; tensor.bytes() as usize];
             tensor.compute(stream, &tables, 0, &mut whole);
             for first in (0..whole.len()).step_by(GRAIN as usize) {

@@ -2,11 +2,26 @@
 #![allow(dead_code, reason = "every test binary uses a part")]
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kimi_model::{Engine, EngineOptions, LogitSink, Logits, Model, Observer, PassOptions, Session};
 use kimi_paging::{FileSource, MmapSource, Source};
+
+/// The families beside K3, each with the shape that no other has.
+pub(crate) const FAMILIES: [&str; 6] = [
+    "kimi_linear",
+    "deepseek_v3",
+    "deepseek_v3_moonlight",
+    "deepseek_v3_grouped",
+    "deepseek_v3_int4",
+    "deepseek_v3_fp8",
+];
+
+/// The fixture of a family.
+pub(crate) fn family(name: &str) -> PathBuf {
+    kimi_testing::kimi_k3_oracle().with_file_name(name)
+}
 
 /// The tensors of a golden file: F32 as they are, I64 as floats.
 pub(crate) fn golden(dir: &Path) -> BTreeMap<String, Vec<f32>> {
