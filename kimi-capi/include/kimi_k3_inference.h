@@ -145,7 +145,7 @@ typedef struct kimi_options kimi_options;
  *     kv_bytes   int   most bytes of a session's KV cache; fewer tokens than `context` where they do not fit
  *     chunk      int   most tokens of one pass over a prompt (512); fewer where memory is short
  *     threads    int   compute threads; default what affinity and CPU quota allow
- *     kv         text  f32 (exact, the default) or bf16: the number format of the KV cache
+ *     kv         text  f32 (exact, the default), bf16, i8 or i4: the number format of the KV cache
  *     io         text  auto, pread, direct, uring or mmap. mmap is your word that nobody changes the files meanwhile
  *     isa        text  scalar, avx2, avx512 or neon; default the fastest of this processor
  *     arith      text  exact (the default) or fast

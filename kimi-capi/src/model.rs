@@ -168,11 +168,7 @@ pub(crate) fn open_tokenizer(path: &Path) -> Result<Tokenizer, Error> {
 fn positions(config: &Config, options: &ModelOptions) -> Result<usize, Error> {
     let positions = options.context.min(config.max_position_embeddings);
     let Some(bytes) = options.kv_bytes else { return Ok(positions) };
-    let value_bytes = match options.kv {
-        KvFormat::Bf16 => 2,
-        _ => 4,
-    };
-    let row_bytes = config.attention_layers(AttentionKind::Mla) * config.mla.row() * value_bytes;
+    let row_bytes = config.attention_layers(AttentionKind::Mla) * options.kv.row_bytes(config.mla.row());
     let block_bytes = (row_bytes * KV_BLOCK) as u64;
     match bytes.checked_div(block_bytes) {
         // No layer keeps a row for each position.

@@ -149,7 +149,7 @@ pub(crate) struct EngineArgs {
     /// How files are read
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub(crate) io: Io,
-    /// Number format of the latents that attention reads: f32 or bf16
+    /// Number format of the latents that attention reads: f32, bf16, i8 or i4
     #[arg(long, value_name = "FORMAT", default_value = "f32")]
     pub(crate) kv: KvFormat,
     /// exact multiplies float32 activations; fast rounds them to int8 where weights are integers or packed MXFP4

@@ -4,7 +4,7 @@ use kimi_paging::{Budget, LeasedVec};
 
 use crate::config::{AttentionKind, Config};
 use crate::error::Error;
-use crate::kv::{KvBlock, KvFormat};
+use crate::kv::{KvBlock, KvFormat, RowShape};
 
 /// Passes of up to this many columns keep a log of their updates, so that any prefix can be committed.
 pub const LOG_COLUMNS: usize = 8;
@@ -27,7 +27,8 @@ pub struct Session {
 impl Session {
     pub(crate) fn new(config: &Config, sizes: &SessionSizes, budget: &Budget) -> Result<Self, Error> {
         let kda = (0..sizes.kda_layers).map(|_| KdaState::new(sizes, budget)).collect::<Result<_, _>>()?;
-        let kv = (0..sizes.mla_layers).map(|_| KvCache::new(config.mla.row(), sizes.kv_format)).collect();
+        let shape = RowShape { len: config.mla.row(), content: config.mla.kv_lora_rank };
+        let kv = (0..sizes.mla_layers).map(|_| KvCache::new(shape, sizes.kv_format)).collect();
         Ok(Self { position: 0, capacity: sizes.positions, kda, kv, budget: budget.clone() })
     }
 
@@ -53,7 +54,7 @@ impl Session {
         }
         for cache in &mut self.kv {
             while cache.blocks.len() * KV_BLOCK < needed {
-                cache.blocks.push(KvBlock::new(cache.format, KV_BLOCK * cache.row, &self.budget)?);
+                cache.blocks.push(KvBlock::new(cache.format, cache.shape, KV_BLOCK, &self.budget)?);
             }
         }
         Ok(())
@@ -121,7 +122,7 @@ impl SessionSizes {
     /// Bytes of the latents of all positions, in whole blocks.
     pub(crate) fn kv_bytes(&self) -> u64 {
         let positions = self.positions.checked_next_multiple_of(KV_BLOCK).unwrap_or(usize::MAX);
-        let position_bytes = self.mla_layers * self.kv_row * self.kv_format.value_bytes();
+        let position_bytes = self.mla_layers * self.kv_format.row_bytes(self.kv_row);
         (positions as u64).saturating_mul(position_bytes as u64)
     }
 }
@@ -175,19 +176,19 @@ impl KdaState {
 /// The latents of one MLA layer: rows of the normed latent followed by the shared key.
 #[derive(Debug)]
 pub(crate) struct KvCache {
-    pub(crate) row: usize,
+    pub(crate) shape: RowShape,
     pub(crate) format: KvFormat,
     pub(crate) blocks: Vec<KvBlock>,
 }
 
 impl KvCache {
-    fn new(row: usize, format: KvFormat) -> Self {
-        Self { row, format, blocks: Vec::new() }
+    fn new(shape: RowShape, format: KvFormat) -> Self {
+        Self { shape, format, blocks: Vec::new() }
     }
 
-    /// Stores the row of one position, which must have been reserved.
-    pub(crate) fn store(&mut self, position: usize, row: &[f32]) {
-        self.blocks[position / KV_BLOCK].store(position % KV_BLOCK * self.row, row);
+    /// Stores the row of one position, which must have been reserved; what is left of its values is undefined.
+    pub(crate) fn store(&mut self, position: usize, row: &mut [f32]) {
+        self.blocks[position / KV_BLOCK].store(self.shape, position % KV_BLOCK, row);
     }
 
     /// Floats of scratch that reading a block takes.
@@ -195,10 +196,10 @@ impl KvCache {
         if format == KvFormat::F32 { 0 } else { KV_BLOCK * row }
     }
 
-    /// The rows of block `i` among positions `0..count`; `None` past the last.
+    /// The rows of block `i` among positions `0..count`, turned as the format has them; `None` past the last.
     pub(crate) fn rows<'a>(&'a self, i: usize, count: usize, scratch: &'a mut [f32]) -> Option<&'a [f32]> {
         let rows = count.checked_sub(i * KV_BLOCK).filter(|&rows| rows > 0)?.min(KV_BLOCK);
-        Some(self.blocks[i].read(rows * self.row, scratch))
+        Some(self.blocks[i].read(self.shape, rows, scratch))
     }
 }
 
@@ -229,9 +230,10 @@ mod tests {
     fn rows_come_in_blocks_up_to_the_count() {
         let budget = Budget::unlimited();
         for format in KvFormat::ALL {
-            let blocks = (0..2).map(|_| KvBlock::new(format, KV_BLOCK * 2, &budget).unwrap()).collect();
-            let mut cache = KvCache { row: 2, format, blocks };
-            cache.store(65, &[0.0, 7.0]);
+            let shape = RowShape { len: 2, content: 1 };
+            let blocks = (0..2).map(|_| KvBlock::new(format, shape, KV_BLOCK, &budget).unwrap()).collect();
+            let mut cache = KvCache { shape, format, blocks };
+            cache.store(65, &mut [0.0, 7.0]);
             let mut scratch = vec![f32::NAN; KvCache::scratch(2, format)];
             let mut rows = |i, count| cache.rows(i, count, &mut scratch).map(<[f32]>::to_vec);
             assert_eq!(rows(0, 1).unwrap().len(), 2);

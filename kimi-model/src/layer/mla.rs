@@ -7,6 +7,7 @@ use super::{Step, to_columns};
 use crate::arena::Arena;
 use crate::config::MlaConfig;
 use crate::error::Error;
+use crate::kv::KvFormat;
 use crate::layout::Mla;
 use crate::operand::{Means, Operand};
 use crate::session::{KV_BLOCK, KvCache};
@@ -95,6 +96,15 @@ pub(super) fn forward(
         Ok(result?)
     })?;
 
+    let format = cache.format;
+    if format == KvFormat::I4 {
+        weights.threads.chunks(queries, row, |_, query| {
+            let (content, key) = query.split_at_mut(latent);
+            format.turn(content);
+            format.turn(key);
+        });
+    }
+
     // Head after head, so that the contexts of one head are columns of a product.
     let contexts = arena.take(heads * w * latent);
     let mut scale = 1.0 / (key_width as f32).sqrt();
@@ -122,6 +132,7 @@ pub(super) fn forward(
             }
         }
         kernels.finish_attention(state.expect("a column attends at least to itself"), context);
+        format.turn_back(context);
     });
 
     let by_head = arena.take(w * value_width);
