@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use kimi_model::pack::{PackOptions, Recipe, pack};
 use kimi_model::{Arith, Check, Logits, PassOptions};
 use kimi_testing::{demo_model, kimi_k3_oracle};
-use support::{engine, open};
+use support::{FAMILIES, engine, family, open};
 
 /// Counts the allocations of all threads.
 struct Counting;
@@ -67,12 +67,18 @@ fn a_token_allocates_nothing() {
     let recipe = Recipe::new("i4".parse().unwrap());
     let (source, never) = (kimi_k3_oracle(), AtomicBool::new(false));
     pack(&open(&source), &source, packed.path(), &PackOptions::new(recipe), &|_| (), &never).unwrap();
+    let families = FAMILIES.map(family);
+    let families = families.iter().map(|dir| (&**dir, Arith::Exact));
+    let demo = demo_model();
     for (dir, arith) in [
         (&*source, Arith::Exact),
-        (&*demo_model(), Arith::Exact),
+        (&*demo, Arith::Exact),
         (packed.path(), Arith::Exact),
         (packed.path(), Arith::Fast),
-    ] {
+    ]
+    .into_iter()
+    .chain(families)
+    {
         // All in memory, and nearly nothing.
         for ram in [1 << 30, 48 << 20] {
             let found = allocations(dir, arith, ram, 1, 32);

@@ -30,6 +30,9 @@ impl Rope {
     }
 }
 
+/// Bound on the numbers of YaRN: no factor that follows from them is infinite.
+const LARGEST: f64 = 1e12;
+
 /// Reads the rotation of `width` values of each head. Some tools move all of its fields into `rope_parameters`.
 ///
 /// Plain frequencies are `theta^(-2j / width)`. YaRN (Peng et al. 2023, section 3.2, with the attention factors of DeepSeek-V2)
@@ -65,16 +68,18 @@ pub(super) fn rope(text: &Fields<'_>, width: usize) -> Result<Rope, ConfigError>
         Some(other) => return Err(scaling.unsupported(field, other, "known: `yarn`, `default`")),
     }
     let number = |field: &str, default: f64| match scaling.optional::<f64>(field)? {
-        Some(value) if value >= 0.0 && value.is_finite() => Ok(value),
-        Some(value) => Err(scaling.unsupported(field, &value.to_string(), "it must not be negative")),
+        Some(value) if (0.0..LARGEST).contains(&value) => Ok(value),
+        Some(value) => Err(scaling.unsupported(field, &value.to_string(), "it must be from 0 to 1e12")),
         None => Ok(default),
     };
-    let positive = |field: &str| match scaling.required::<f64>(field)? {
-        value if value > 0.0 && value.is_finite() => Ok(value),
-        value => Err(scaling.unsupported(field, &value.to_string(), "it must be positive")),
+    let positive = |field: &str, value: f64| match value {
+        value if value > 0.0 && value < LARGEST => Ok(value),
+        value => Err(scaling.unsupported(field, &value.to_string(), "it must be positive, up to 1e12")),
     };
-    let (factor, original) = (positive("factor")?, positive("original_max_position_embeddings")?);
-    let (fast, slow) = (number("beta_fast", 32.0)?, number("beta_slow", 1.0)?);
+    let required = |field: &str| positive(field, scaling.required(field)?);
+    let beta = |field: &str, default: f64| positive(field, scaling.optional(field)?.unwrap_or(default));
+    let (factor, original) = (required("factor")?, required("original_max_position_embeddings")?);
+    let (fast, slow) = (beta("beta_fast", 32.0)?, beta("beta_slow", 1.0)?);
     let (mscale, mscale_all) = (number("mscale", 1.0)?, number("mscale_all_dim", 0.0)?);
 
     // The pair that turns so many times over the original context.
@@ -173,6 +178,8 @@ mod tests {
             (yarn(|y| y["factor"] = json!(0.0)), 64, "rope_scaling.factor"),
             (yarn(|y| y["factor"] = Value::Null), 64, "rope_scaling.factor"),
             (yarn(|y| y["beta_fast"] = json!(-1)), 64, "rope_scaling.beta_fast"),
+            (yarn(|y| y["beta_slow"] = json!(0)), 64, "rope_scaling.beta_slow"),
+            (yarn(|y| y["mscale"] = json!(-1)), 64, "rope_scaling.mscale"),
             (
                 yarn(|y| y["original_max_position_embeddings"] = json!([])),
                 64,
