@@ -95,9 +95,7 @@ fn sessions_do_not_see_each_other() {
 fn rounded_latents_give_the_same_bits_however_the_prompt_is_fed() {
     let prompt = prompt();
     let expected = &golden(&kimi_k3_oracle())["logits"];
-    for (kv, range) in
-        [(KvFormat::Bf16, 1e-4..0.1), (KvFormat::I8, 1e-3..0.3), (KvFormat::I4, 1e-2..3.0)]
-    {
+    for (kv, range) in [(KvFormat::Bf16, 1e-4..0.1), (KvFormat::I8, 1e-3..0.3), (KvFormat::I4, 1e-2..3.0)] {
         let mut whole: Option<Vec<Vec<f32>>> = None;
         for threads in [1, 2] {
             let mut engine = engine(&kimi_k3_oracle(), |options| {

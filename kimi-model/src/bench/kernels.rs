@@ -107,8 +107,8 @@ impl Default for KernelOptions {
 
 /// Every encoding, integers in the groups that `pack` gives them.
 pub fn encodings() -> Vec<Encoding> {
-    const NAMES: [&str; 11] =
-        ["f32", "bf16", "bf12", "i8", "i6", "i4", "i4:cb", "i3", "i2", "mxfp4", "mxfp4:bands"];
+    const NAMES: [&str; 13] =
+        ["f32", "bf16", "bf12", "i8", "i6", "i4", "i4:cb", "i3", "i2", "mxfp4", "mxfp4:bands", "int4", "fp8"];
     NAMES.iter().map(|name| name.parse().expect("the name of an encoding")).collect()
 }
 

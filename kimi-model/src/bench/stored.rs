@@ -3,7 +3,7 @@
 use kimi_kernels::Threads;
 use kimi_paging::{Budget, Buffer, PAGE_BYTES};
 use kimi_quant::quantize::{Method, Quantizer};
-use kimi_quant::{Bf16, Encoding, MatrixView, bf12, mxfp4};
+use kimi_quant::{Bf16, Encoding, MatrixView, bf12, fp8, mxfp4};
 
 use crate::Error;
 use crate::synth::random::{Stream, Tables};
@@ -92,6 +92,26 @@ fn encode(encoding: Encoding, shape: [usize; 2]) -> Result<Vec<u8>, Error> {
                 Encoding::Mxfp4 => [matrix.codes(), matrix.scales()].concat(),
                 _ => mxfp4::to_bands(matrix.view()),
             }
+        }
+        Encoding::Int4 => {
+            // Three standard deviations at the ends.
+            const STEP: f32 = 3.0 * STD / 7.0;
+            let code = |weight: f32| ((weight / STEP).round_ties_even().clamp(-8.0, 7.0) + 8.0) as u8;
+            let codes = weights.as_chunks().0.iter().map(|&[even, odd]| code(even) | code(odd) << 4);
+            let scales = encoding.matrix_bytes(shape)? - weights.len() / 2;
+            codes.chain(Bf16::from_f32(STEP).0.to_le_bytes().into_iter().cycle().take(scales)).collect()
+        }
+        Encoding::Fp8 => {
+            /// A power of two brings a standard deviation into the normal numbers of E4M3.
+            const STEP: f32 = 1.0 / 64.0;
+            let positive = &fp8::E4M3[..0x7f];
+            let code = |weight: f32| {
+                let above = positive.partition_point(|&value| value < weight.abs() / STEP).min(0x7e) as u8;
+                above | u8::from(weight < 0.0) << 7
+            };
+            let scales = encoding.matrix_bytes(shape)? - weights.len();
+            let codes = weights.iter().map(|&weight| code(weight));
+            codes.chain(STEP.to_le_bytes().into_iter().cycle().take(scales)).collect()
         }
         // F32 remains.
         _ => weights.iter().flat_map(|weight| weight.to_le_bytes()).collect(),
