@@ -20,6 +20,13 @@ pub(crate) fn install() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Asks for the end of what is running, as the first Ctrl-C does; nothing happens when nothing is.
+pub(crate) fn request() {
+    if RUNNING.load(Ordering::SeqCst) {
+        CANCEL.store(true, Ordering::SeqCst);
+    }
+}
+
 /// Runs something that ends soon after the flag it is given becomes true.
 pub(crate) fn cancellable<R>(work: impl FnOnce(&'static AtomicBool) -> R) -> R {
     // An earlier request has had its effect.

@@ -14,6 +14,12 @@ pub(crate) struct ChatArgs {
     /// Answer this one message and end; `-` reads it from the standard input
     #[arg(long, value_name = "TEXT")]
     pub(crate) once: Option<String>,
+    /// Talk with a program: one JSON object per line, in and out (see the guide)
+    #[arg(long, conflicts_with = "once")]
+    pub(crate) jsonl: bool,
+    /// File with tools that may be called: a JSON list of declarations
+    #[arg(long, value_name = "FILE")]
+    pub(crate) tools: Option<PathBuf>,
     /// An instruction that stands before the conversation
     #[arg(long, value_name = "TEXT")]
     pub(crate) system: Option<String>,
@@ -46,4 +52,18 @@ pub(crate) enum When {
     Show,
     /// Never
     Hide,
+}
+
+impl When {
+    /// All of them.
+    pub(crate) const ALL: [Self; 3] = [Self::Auto, Self::Show, Self::Hide];
+
+    /// The name that options use.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Show => "show",
+            Self::Hide => "hide",
+        }
+    }
 }

@@ -2,6 +2,9 @@
 
 mod answer;
 mod conversation;
+mod lines;
+mod settings;
+mod view;
 
 use std::io::{IsTerminal, Write, stderr, stdin, stdout};
 use std::path::Path;
@@ -10,12 +13,14 @@ use anyhow::Context;
 use console::style;
 use kimi_model::{Engine, FinishReason, GenerateOptions};
 use kimi_text::Tokenizer;
-use kimi_text::chat::ChatFormat;
+use kimi_text::chat::{ChatFormat, ChatOptions, Message};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 
 use self::answer::Answer;
-use self::conversation::Conversation;
+use self::conversation::{Conversation, name_of};
+use self::settings::Settings;
+use self::view::{TextView, View};
 use crate::args::{ChatArgs, When};
 use crate::exit::{Exit, Usage};
 use crate::status::bytes;
@@ -25,6 +30,9 @@ const HELP: &str = "\
 /help            this list
 /reset           forget the conversation, not the system message
 /system TEXT     begin anew with this system message; without TEXT with none
+/tools FILE      declare the tools of a JSON file; `none` takes them back; without FILE they are listed
+/result TEXT     what a called tool returned
+/set NAME VALUE  change a setting, like temperature; without NAME all are listed
 /save FILE       write the conversation as JSON
 /load FILE       go on with a conversation that was saved
 /stats           position, bytes and times
@@ -48,15 +56,25 @@ pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<Exit> {
     generate.max_tokens = args.max_tokens;
     let mut engine = Engine::new(model, &options)?;
     end_with_the_turn(&mut generate, &engine, format, &tokenizer)?;
+    let mut rendering = ChatOptions::default();
+    rendering.thinking = !args.no_think;
+    rendering.effort = args.effort.or_else(|| format.default_effort()).filter(|_| rendering.thinking);
 
-    let mut conversation = Conversation::new(format, &engine, args)?;
-    let mut chat = Chat { args, tokenizer: &tokenizer, generate, engine: &mut engine };
+    let mut conversation = Conversation::new(format, args.system.clone(), &engine)?;
+    if let Some(file) = &args.tools {
+        conversation.load_tools(file)?;
+    }
+    let settings = Settings { generate, chat: rendering, reasoning: args.reasoning };
+    let mut chat = Chat { args, tokenizer: &tokenizer, settings, engine: &mut engine };
     if let Some(once) = &args.once {
         let message = if once == "-" { text::read_stdin(false)? } else { once.clone() };
-        return Ok(match chat.turn(&mut conversation, &message)? {
+        return Ok(match chat.say(&mut conversation, vec![Message::user(message)])? {
             FinishReason::Cancelled => Exit::Interrupted,
             _ => Exit::Ok,
         });
+    }
+    if args.jsonl {
+        return lines::talk(&mut chat, &mut conversation);
     }
     chat.talk(&mut conversation)
 }
@@ -81,8 +99,18 @@ fn end_with_the_turn(
 struct Chat<'a> {
     args: &'a ChatArgs,
     tokenizer: &'a Tokenizer,
-    generate: GenerateOptions,
+    settings: Settings,
     engine: &'a mut Engine,
+}
+
+/// What an answer took.
+struct Turn {
+    finish: FinishReason,
+    prompt_tokens: usize,
+    computed_tokens: usize,
+    generated_tokens: usize,
+    seconds_per_token: Option<f64>,
+    bytes_read: u64,
 }
 
 impl Chat<'_> {
@@ -104,7 +132,7 @@ impl Chat<'_> {
                         if !self.command(conversation, command) {
                             return Ok(Exit::Ok);
                         }
-                    } else if let Err(error) = self.turn(conversation, &message) {
+                    } else if let Err(error) = self.say(conversation, vec![Message::user(message)]) {
                         // The conversation is as before this message, and may go on with a shorter one.
                         eprintln!("error: {error:#}");
                     }
@@ -135,6 +163,9 @@ impl Chat<'_> {
                 let text = Some(rest.to_owned()).filter(|text| !text.is_empty());
                 conversation.set_system(text, self.engine)
             }
+            "tools" => self.tools(conversation, rest),
+            "set" => self.set(rest),
+            "result" => self.result(conversation, rest),
             "save" | "load" if rest.is_empty() => Err(anyhow::anyhow!("/{name} needs the name of a file")),
             "save" => conversation.save(Path::new(rest)),
             "load" => conversation.load(Path::new(rest), self.engine),
@@ -156,54 +187,126 @@ impl Chat<'_> {
         println!("{position} of {capacity} positions, {} messages, {read} read", conversation.len());
     }
 
-    /// One message and its answer.
-    fn turn(&mut self, conversation: &mut Conversation, message: &str) -> anyhow::Result<FinishReason> {
+    fn tools(&self, conversation: &mut Conversation, rest: &str) -> anyhow::Result<()> {
+        match rest {
+            "" => {
+                let names: Vec<_> = conversation.tools().iter().filter_map(name_of).collect();
+                println!("{}", if names.is_empty() { "no tools".to_owned() } else { names.join(", ") });
+                Ok(())
+            }
+            "none" => conversation.set_tools(Vec::new()),
+            file => conversation.load_tools(Path::new(file)),
+        }
+    }
+
+    fn set(&mut self, rest: &str) -> anyhow::Result<()> {
+        if rest.is_empty() {
+            for (name, value) in self.settings.list() {
+                println!("{name:<20} {value}");
+            }
+            return Ok(());
+        }
+        let (name, value) = rest.split_once(char::is_whitespace).unwrap_or((rest, ""));
+        self.settings.set(name, value.trim(), self.engine.model().config().vocab_size)
+    }
+
+    /// The result of a call; once all are there the model goes on.
+    fn result(&mut self, conversation: &mut Conversation, text: &str) -> anyhow::Result<()> {
+        let (message, all) = conversation.result(text)?;
+        if all {
+            self.say(conversation, vec![message])?;
+        } else {
+            conversation.add(vec![message]);
+        }
+        Ok(())
+    }
+
+    /// Messages and their answer, shown to people.
+    fn say(
+        &mut self,
+        conversation: &mut Conversation,
+        messages: Vec<Message>,
+    ) -> anyhow::Result<FinishReason> {
         let terminal = stdout().is_terminal();
-        let reasoning = match self.args.reasoning {
+        let reasoning = match self.settings.reasoning {
             When::Auto => terminal,
             When::Show => true,
             When::Hide => false,
         };
-        let before = self.engine.bytes_read().total();
-        let prompt = conversation.ask(message, self.tokenizer, self.engine)?;
-        let (tokens, new) = (prompt.tokens, prompt.ids.len());
         let quiet = self.args.verbosity.quiet || !stderr().is_terminal();
-        let mut answer =
-            Answer::new(conversation, prompt.opening, self.tokenizer, reasoning, terminal, quiet)?;
-        let generated = interrupt::cancellable(|cancel| {
-            let means = (Some(self.tokenizer), cancel);
-            let options = &self.generate;
-            kimi_model::generate(
-                self.engine,
-                conversation.session(),
-                &prompt.ids,
-                options,
-                means,
-                None,
-                &mut answer,
-            )
-        });
-        let turn = answer.finish()?;
-        let generation = match generated {
-            Ok(generation) => generation,
-            Err(error) => {
-                conversation.withdraw();
-                return Err(error.into());
-            }
-        };
-        conversation.answered(&generation, turn);
+        let mut view = TextView::new(reasoning, terminal, quiet);
+        let turn = self.turn(conversation, messages, &mut view, &|| false)?;
         if self.args.verbosity.verbose || (terminal && !self.args.verbosity.quiet) {
-            let read = bytes(self.engine.bytes_read().total() - before);
-            let seconds = generation.decode_seconds_per_token();
-            let pace = seconds.map_or_else(String::new, |seconds| format!(", {seconds:.3} s/token"));
-            let (count, (position, capacity)) = (generation.ids.len(), conversation.position());
+            let Turn { finish, prompt_tokens, computed_tokens, generated_tokens, .. } = turn;
+            let pace =
+                turn.seconds_per_token.map_or_else(String::new, |seconds| format!(", {seconds:.3} s/token"));
+            let (position, capacity) = conversation.position();
             let line = format!(
-                "{new} of {tokens} prompt tokens computed, {count} generated{pace}, {read} read, {position} of {capacity} positions, {}",
-                generation.finish.name()
+                "{computed_tokens} of {prompt_tokens} prompt tokens computed, {generated_tokens} generated{pace}, {} read, {position} of {capacity} positions, {}",
+                bytes(turn.bytes_read),
+                finish.name()
             );
             writeln!(stderr(), "{}", style(line).dim().for_stderr())?;
         }
-        Ok(generation.finish)
+        if let Some(call) = conversation.open_call()
+            && !self.args.verbosity.quiet
+        {
+            eprintln!("{} waits for its result: /result TEXT", call.name);
+        }
+        Ok(turn.finish)
+    }
+
+    /// Messages and their answer. Nothing is computed when it is stopped already.
+    fn turn(
+        &mut self,
+        conversation: &mut Conversation,
+        messages: Vec<Message>,
+        view: &mut dyn View,
+        is_stopped: &dyn Fn() -> bool,
+    ) -> anyhow::Result<Turn> {
+        let read_before = self.engine.bytes_read().total();
+        let prompt = conversation.ask(messages, &self.settings.chat, self.tokenizer, self.engine)?;
+        let mut answer = Answer::new(conversation, prompt.opening, self.tokenizer, view)?;
+        let generated = interrupt::cancellable(|cancel| {
+            if is_stopped() {
+                return Ok(None);
+            }
+            let means = (Some(self.tokenizer), cancel);
+            let (session, options) = (conversation.session(), &self.settings.generate);
+            kimi_model::generate(self.engine, session, &prompt.ids, options, means, None, &mut answer)
+                .map(Some)
+        });
+        let turn = answer.finish();
+        let (generation, turn) = match (generated, turn) {
+            (Ok(generation), Ok(turn)) => (generation, turn),
+            (Err(error), _) => {
+                conversation.withdraw(prompt.before);
+                return Err(error.into());
+            }
+            (_, Err(error)) => {
+                conversation.withdraw(prompt.before);
+                return Err(error);
+            }
+        };
+        let costs = Turn {
+            finish: FinishReason::Cancelled,
+            prompt_tokens: prompt.tokens,
+            computed_tokens: prompt.ids.len(),
+            generated_tokens: 0,
+            seconds_per_token: None,
+            bytes_read: self.engine.bytes_read().total() - read_before,
+        };
+        let Some(generation) = generation else {
+            conversation.withdraw(prompt.before);
+            return Ok(Turn { computed_tokens: 0, ..costs });
+        };
+        conversation.answered(prompt.before, &generation, turn);
+        Ok(Turn {
+            finish: generation.finish,
+            generated_tokens: generation.ids.len(),
+            seconds_per_token: generation.decode_seconds_per_token(),
+            ..costs
+        })
     }
 }
 

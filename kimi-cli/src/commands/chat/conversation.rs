@@ -2,18 +2,19 @@
 
 use std::path::Path;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use kimi_model::{Engine, FinishReason, Generation, Session};
-use kimi_text::chat::{ChatFormat, ChatOptions, ChatPrompt, Continuation, Message, Opening, Part, Role};
+use kimi_text::chat::{
+    ChatFormat, ChatOptions, ChatPrompt, Continuation, Message, Opening, Part, Role, ToolCall,
+};
 use kimi_text::{TokenId, Tokenizer};
+use serde::Deserialize;
 use serde_json::{Value, json};
-
-use crate::args::ChatArgs;
 
 /// A conversation with one model.
 pub(super) struct Conversation {
     format: ChatFormat,
-    options: ChatOptions,
+    tools: Vec<Value>,
     system: Option<String>,
     messages: Vec<Message>,
     session: Session,
@@ -27,15 +28,14 @@ pub(super) struct Prompt {
     pub(super) opening: Opening,
     /// Tokens of the whole conversation; those beyond `ids` have been read before.
     pub(super) tokens: usize,
+    /// Messages before those that were added for it.
+    pub(super) before: usize,
 }
 
 impl Conversation {
-    pub(super) fn new(format: ChatFormat, engine: &Engine, args: &ChatArgs) -> anyhow::Result<Self> {
-        let mut options = ChatOptions::default();
-        options.thinking = !args.no_think;
-        options.effort = args.effort.or_else(|| format.default_effort()).filter(|_| options.thinking);
-        let (system, session) = (args.system.clone(), engine.session()?);
-        Ok(Self { format, options, system, messages: Vec::new(), session, pending: None })
+    pub(super) fn new(format: ChatFormat, system: Option<String>, engine: &Engine) -> anyhow::Result<Self> {
+        let session = engine.session()?;
+        Ok(Self { format, tools: Vec::new(), system, messages: Vec::new(), session, pending: None })
     }
 
     pub(super) fn format(&self) -> ChatFormat {
@@ -72,6 +72,64 @@ impl Conversation {
         self.reset(engine)
     }
 
+    /// The tools that may be called.
+    pub(super) fn tools(&self) -> &[Value] {
+        &self.tools
+    }
+
+    /// Declares tools in place of those so far: objects with a `function` that has a name, as chat APIs have them.
+    pub(super) fn set_tools(&mut self, tools: Vec<Value>) -> anyhow::Result<()> {
+        for (i, tool) in tools.iter().enumerate() {
+            if name_of(tool).is_none() {
+                bail!("tool {i} is no object with a `function` that has a `name`");
+            }
+        }
+        self.tools = tools;
+        // The declarations stand at the beginning of the prompt.
+        self.pending = None;
+        Ok(())
+    }
+
+    /// Declares the tools of a file: a list, or an object with a list `tools`.
+    pub(super) fn load_tools(&mut self, path: &Path) -> anyhow::Result<()> {
+        let json = std::fs::read(path).with_context(|| format!("{} cannot be read", path.display()))?;
+        let wrong = || format!("{} holds no list of tools", path.display());
+        let tools = match serde_json::from_slice(&json).with_context(wrong)? {
+            Value::Array(tools) => Some(tools),
+            Value::Object(mut file) => match file.remove("tools") {
+                Some(Value::Array(tools)) => Some(tools),
+                _ => None,
+            },
+            _ => None,
+        };
+        self.set_tools(tools.with_context(wrong)?).with_context(|| path.display().to_string())
+    }
+
+    /// The call of the last answer that has no result yet.
+    pub(super) fn open_call(&self) -> Option<&ToolCall> {
+        let at = self.messages.iter().rposition(|message| message.role == Role::Assistant)?;
+        self.messages[at].tool_calls.get(self.messages.len() - at - 1)
+    }
+
+    /// The message with a result of [`open_call`](Self::open_call), and whether no other call is open then.
+    pub(super) fn result(&self, text: &str) -> anyhow::Result<(Message, bool)> {
+        let call = self.open_call().context("no call waits for a result")?;
+        let mut message = Message::tool_result(call.id.clone().unwrap_or_default(), text);
+        if call.id.is_none() {
+            message.tool_call_id = None;
+        }
+        message.name = Some(call.name.clone());
+        let at = self.messages.iter().rposition(|message| message.role == Role::Assistant);
+        let calls = at.map_or(0, |at| self.messages[at].tool_calls.len() + at + 1);
+        Ok((message, self.messages.len() + 1 == calls))
+    }
+
+    /// Adds messages without an answer.
+    pub(super) fn add(&mut self, messages: Vec<Message>) {
+        self.messages.extend(messages);
+        self.pending = None;
+    }
+
     /// Empties the session; what is said next is read from the beginning.
     fn forget(&mut self, engine: &Engine) -> anyhow::Result<()> {
         self.pending = None;
@@ -81,29 +139,35 @@ impl Conversation {
         Ok(())
     }
 
-    fn rendered(&self, messages: &[Message], continuation: Continuation) -> anyhow::Result<ChatPrompt> {
+    fn rendered(
+        &self,
+        messages: &[Message],
+        continuation: Continuation,
+        options: &ChatOptions,
+    ) -> anyhow::Result<ChatPrompt> {
         let system = self.system.iter().map(Message::system);
         let all: Vec<Message> = system.chain(messages.iter().cloned()).collect();
-        let mut options = self.options.clone();
+        let mut options = options.clone();
         options.continuation = continuation;
-        Ok(ChatPrompt::new(self.format, &all, &[], &options)?)
+        Ok(ChatPrompt::new(self.format, &all, &self.tools, &options)?)
     }
 
-    /// Adds what the user says. Only what is new is to be read where the session holds the rest: after an answer that ended
+    /// Adds what is said. Only what is new is to be read where the session holds the rest: after an answer that ended
     /// as it should, in formats that show a model its own reasoning again.
     pub(super) fn ask(
         &mut self,
-        message: &str,
+        messages: Vec<Message>,
+        options: &ChatOptions,
         tokenizer: &Tokenizer,
         engine: &Engine,
     ) -> anyhow::Result<Prompt> {
         let before = self.messages.len();
-        self.messages.push(Message::user(message));
-        let asked = self.prompt(before, tokenizer);
+        self.messages.extend(messages);
+        let asked = self.prompt(before, options, tokenizer);
         let (prompt, continues) = match asked {
             Ok(asked) => asked,
             Err(error) => {
-                self.messages.pop();
+                self.messages.truncate(before);
                 return Err(error);
             }
         };
@@ -114,8 +178,13 @@ impl Conversation {
         Ok(prompt)
     }
 
-    fn prompt(&self, before: usize, tokenizer: &Tokenizer) -> anyhow::Result<(Prompt, bool)> {
-        let rendered = self.rendered(&self.messages, Continuation::Assistant)?;
+    fn prompt(
+        &self,
+        before: usize,
+        options: &ChatOptions,
+        tokenizer: &Tokenizer,
+    ) -> anyhow::Result<(Prompt, bool)> {
+        let rendered = self.rendered(&self.messages, Continuation::Assistant, options)?;
         let opening = rendered.opening().context("the format does not say how an answer begins")?;
         let ids = rendered.encode(tokenizer)?;
         let tokens = ids.len();
@@ -123,56 +192,71 @@ impl Conversation {
         let shown_again = self.format == ChatFormat::K3
             || self.messages[..before].last().is_some_and(|message| message.reasoning.is_none());
         if let Some(last) = self.pending.filter(|_| shown_again) {
-            let read = self.rendered(&self.messages[..before], Continuation::None)?.encode(tokenizer)?;
-            if let Some(new) = ids.strip_prefix(&*read) {
+            let read = self.rendered(&self.messages[..before], Continuation::None, options)?;
+            if let Some(new) = ids.strip_prefix(&*read.encode(tokenizer)?) {
                 let mut next = vec![last];
                 next.extend(plain(new));
-                return Ok((Prompt { ids: next, opening, tokens }, true));
+                return Ok((Prompt { ids: next, opening, tokens, before }, true));
             }
         }
-        Ok((Prompt { ids: plain(&ids), opening, tokens }, false))
+        Ok((Prompt { ids: plain(&ids), opening, tokens, before }, false))
     }
 
     /// Adds the answer; without one the question is taken back.
-    pub(super) fn answered(&mut self, generation: &Generation, turn: Message) {
+    pub(super) fn answered(&mut self, before: usize, generation: &Generation, turn: Message) {
         if turn.content.is_empty() && turn.reasoning.is_none() && turn.tool_calls.is_empty() {
-            return self.withdraw();
+            return self.withdraw(before);
         }
         self.messages.push(turn);
         let whole = generation.finish == FinishReason::Eos;
         self.pending = generation.ids.last().copied().filter(|_| whole);
     }
 
-    /// Takes back a message that got no answer.
-    pub(super) fn withdraw(&mut self) {
-        self.messages.pop();
+    /// Takes back messages that got no answer.
+    pub(super) fn withdraw(&mut self, before: usize) {
+        self.messages.truncate(before);
         // What of it was read stays in the session, which is therefore begun anew.
         self.pending = None;
     }
 
-    /// Writes the messages, as chat APIs have them.
+    /// Writes messages and tools, as chat APIs have them.
     pub(super) fn save(&self, path: &Path) -> anyhow::Result<()> {
         let system = self.system.iter().map(Message::system);
         let messages: Vec<Value> =
             system.chain(self.messages.iter().cloned()).map(|message| to_json(&message)).collect();
-        let json = serde_json::to_vec_pretty(&json!({ "messages": messages }))?;
+        let json = serde_json::to_vec_pretty(&json!({ "messages": messages, "tools": self.tools }))?;
         std::fs::write(path, json).with_context(|| format!("{} cannot be written", path.display()))
     }
 
-    /// Takes the messages of a file in place of those so far.
+    /// Takes the messages and tools of a file in place of those so far; nothing changes when it holds none.
     pub(super) fn load(&mut self, path: &Path, engine: &Engine) -> anyhow::Result<()> {
         let json = std::fs::read(path).with_context(|| format!("{} cannot be read", path.display()))?;
         let wrong = || format!("{} holds no conversation", path.display());
-        let mut file: Value = serde_json::from_slice(&json).with_context(wrong)?;
-        let mut messages: Vec<Message> =
-            serde_json::from_value(file["messages"].take()).with_context(wrong)?;
+        let file: File = serde_json::from_slice(&json).with_context(wrong)?;
+        let mut messages = file.messages;
         let system = match messages.first() {
-            Some(first) if first.role == Role::System => Some(text_of(&messages.remove(0))),
+            Some(first) if first.role == Role::System && first.tools.is_empty() => {
+                Some(text_of(&messages.remove(0)))
+            }
             _ => None,
         };
+        self.set_tools(file.tools).with_context(wrong)?;
         (self.system, self.messages) = (system, messages);
         self.forget(engine)
     }
+}
+
+/// A conversation that was saved.
+#[derive(Debug, Deserialize)]
+struct File {
+    messages: Vec<Message>,
+    #[serde(default)]
+    tools: Vec<Value>,
+}
+
+/// The name of a declared tool.
+pub(super) fn name_of(tool: &Value) -> Option<&str> {
+    tool["function"]["name"].as_str()
 }
 
 fn to_json(message: &Message) -> Value {
@@ -180,11 +264,31 @@ fn to_json(message: &Message) -> Value {
         Role::System => "system",
         Role::User => "user",
         Role::Assistant => "assistant",
-        _ => "tool",
+        Role::Tool => "tool",
     };
     let mut json = json!({ "role": role, "content": text_of(message) });
-    if let Some(reasoning) = &message.reasoning {
-        json["reasoning_content"] = reasoning.as_str().into();
+    let texts = [
+        ("reasoning_content", &message.reasoning),
+        ("name", &message.name),
+        ("tool_call_id", &message.tool_call_id),
+    ];
+    for (field, text) in texts {
+        if let Some(text) = text {
+            json[field] = text.as_str().into();
+        }
+    }
+    if !message.tool_calls.is_empty() {
+        let call = |call: &ToolCall| {
+            json!({
+                "id": call.id,
+                "type": "function",
+                "function": { "name": call.name, "arguments": call.arguments },
+            })
+        };
+        json["tool_calls"] = message.tool_calls.iter().map(call).collect();
+    }
+    if !message.tools.is_empty() {
+        json["tools"] = message.tools.clone().into();
     }
     json
 }
