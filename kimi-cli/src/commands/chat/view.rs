@@ -44,7 +44,7 @@ impl TextView {
         let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
         let style = ProgressStyle::with_template("reading {msg}: layer {pos} of {len}, {elapsed} {wide_bar}");
         let style = style.expect("the template is well formed");
-        let bar = ProgressBar::with_draw_target(Some(0), target).with_style(style);
+        let bar = ProgressBar::with_draw_target(Some(0), target).with_style(style).with_message("the prompt");
         Self { shown: Shown::Nothing, reasoning, terminal, bar }
     }
 
