@@ -21,12 +21,27 @@ pub enum Isa {
     Avx512Vnni,
     /// NEON (every AArch64 processor).
     Neon,
+    /// NEON, and the byte dot products of SVE at any vector length (AArch64 with SVE, such as A64FX).
+    Sve,
+    /// NEON with its byte dot products (AArch64 since Armv8.2, such as Cortex-A76 and Neoverse N1).
+    NeonDotprod,
+    /// The same with products of byte matrices (since Armv8.6, such as Neoverse V1 and N2).
+    NeonI8mm,
 }
 
 impl Isa {
     /// Every instruction set, slowest first.
-    pub const ALL: [Self; 6] =
-        [Self::Scalar, Self::Avx2, Self::AvxVnni, Self::Avx512, Self::Avx512Vnni, Self::Neon];
+    pub const ALL: [Self; 9] = [
+        Self::Scalar,
+        Self::Avx2,
+        Self::AvxVnni,
+        Self::Avx512,
+        Self::Avx512Vnni,
+        Self::Neon,
+        Self::Sve,
+        Self::NeonDotprod,
+        Self::NeonI8mm,
+    ];
 
     /// The name that options and reports use.
     pub const fn name(self) -> &'static str {
@@ -37,6 +52,9 @@ impl Isa {
             Self::Avx512 => "avx512",
             Self::Avx512Vnni => "avx512-vnni",
             Self::Neon => "neon",
+            Self::Sve => "sve",
+            Self::NeonDotprod => "neon-dotprod",
+            Self::NeonI8mm => "neon-i8mm",
         }
     }
 }
@@ -89,6 +107,12 @@ pub(crate) enum Backend {
     Avx512Vnni(arch::x86_64::Avx512Vnni),
     #[cfg(target_arch = "aarch64")]
     Neon(arch::aarch64::Neon),
+    #[cfg(target_arch = "aarch64")]
+    Sve(arch::aarch64::Sve),
+    #[cfg(target_arch = "aarch64")]
+    NeonDotprod(arch::aarch64::NeonDotprod),
+    #[cfg(target_arch = "aarch64")]
+    NeonI8mm(arch::aarch64::NeonI8mm),
 }
 
 /// Evaluates `$scalar` without an instruction set, else `$vector` with `$token` bound to the token.
@@ -106,6 +130,12 @@ macro_rules! dispatch {
             $crate::dispatch::Backend::Avx512Vnni($token) => $vector,
             #[cfg(target_arch = "aarch64")]
             $crate::dispatch::Backend::Neon($token) => $vector,
+            #[cfg(target_arch = "aarch64")]
+            $crate::dispatch::Backend::Sve($token) => $vector,
+            #[cfg(target_arch = "aarch64")]
+            $crate::dispatch::Backend::NeonDotprod($token) => $vector,
+            #[cfg(target_arch = "aarch64")]
+            $crate::dispatch::Backend::NeonI8mm($token) => $vector,
         }
     };
 }
@@ -131,6 +161,12 @@ impl Kernels {
             Isa::Avx512Vnni => Backend::Avx512Vnni(arch::x86_64::Avx512Vnni::detect()?),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => Backend::Neon(arch::aarch64::Neon::detect()?),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Sve => Backend::Sve(arch::aarch64::Sve::detect()?),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDotprod => Backend::NeonDotprod(arch::aarch64::NeonDotprod::detect()?),
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonI8mm => Backend::NeonI8mm(arch::aarch64::NeonI8mm::detect()?),
             // Of another architecture.
             #[allow(unreachable_patterns, reason = "reachable where an instruction set is missing above")]
             _ => return None,
@@ -157,6 +193,12 @@ impl Kernels {
             Backend::Avx512Vnni(_) => Isa::Avx512Vnni,
             #[cfg(target_arch = "aarch64")]
             Backend::Neon(_) => Isa::Neon,
+            #[cfg(target_arch = "aarch64")]
+            Backend::Sve(_) => Isa::Sve,
+            #[cfg(target_arch = "aarch64")]
+            Backend::NeonDotprod(_) => Isa::NeonDotprod,
+            #[cfg(target_arch = "aarch64")]
+            Backend::NeonI8mm(_) => Isa::NeonI8mm,
         }
     }
 }
@@ -173,7 +215,8 @@ mod tests {
         let error = "sse9".parse::<Isa>().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "unknown instruction set `sse9`; known: scalar, avx2, avx-vnni, avx512, avx512-vnni, neon"
+            "unknown instruction set `sse9`; known: scalar, avx2, avx-vnni, avx512, avx512-vnni, neon, sve, neon-dotprod, \
+             neon-i8mm"
         );
     }
 

@@ -10,7 +10,7 @@ pub(crate) mod gemm;
 pub(crate) mod mxfp4;
 
 use kimi_quant::bf12::{self, Bf12Row};
-use kimi_quant::int::{BAND_ROWS, REGISTER_BYTES};
+use kimi_quant::int::{BAND_ROWS, BLOCK_COLUMNS, REGISTER_BYTES};
 use kimi_quant::mxfp4::GROUP_SIZE;
 use kimi_quant::{Bf16, DenseView, MatrixView};
 
@@ -20,6 +20,9 @@ use crate::reference::LANES;
 
 /// Eight float32 values in memory: one step of the virtual lanes.
 pub(crate) type Vec8 = [f32; LANES];
+
+/// Registers of a block of a band: eight times four columns.
+pub(crate) const REGISTERS: usize = BLOCK_COLUMNS / 4;
 
 /// Columns that a [`Vector::Wide`] holds.
 pub(crate) const WIDE: usize = 16;
@@ -64,6 +67,25 @@ pub(crate) trait Vector: Copy {
     fn dot_unsigned(self, sums: Self::I, w: Self::I, x: [i8; 4]) -> Self::I;
     /// The same for signed bytes above -128.
     fn dot_signed(self, sums: Self::I, w: Self::I, x: [i8; 4]) -> Self::I;
+    /// Adds to each column's sums the products of a block of a band with its 32 activations: `SIGNED` tells which of the two.
+    #[inline(always)]
+    fn dots<const SIGNED: bool, const C: usize>(
+        self,
+        mut sums: [Self::I; C],
+        w: &[Self::I; REGISTERS],
+        x: [&[[i8; 4]; REGISTERS]; C],
+    ) -> [Self::I; C] {
+        for (t, &w) in w.iter().enumerate() {
+            for c in 0..C {
+                sums[c] = if SIGNED {
+                    self.dot_signed(sums[c], w, x[c][t])
+                } else {
+                    self.dot_unsigned(sums[c], w, x[c][t])
+                };
+            }
+        }
+        sums
+    }
     /// `sums - zeros * factor` as 32-bit integers.
     fn subtract_product(self, sums: Self::I, zeros: [i32; 8], factor: i32) -> Self::I;
     /// 32-bit integers as float32, rounded to nearest.

@@ -5,13 +5,10 @@ use kimi_quant::int::{BAND_ROWS, BLOCK_COLUMNS, Bits, Levels, REGISTER_BYTES, Sc
 use kimi_quant::mxfp4::{BAND_GROUP_BYTES, E2M1_DOUBLED, Mxfp4BandsView};
 use kimi_quant::{E8m0, IntView, MatrixView};
 
-use super::Vector;
+use super::{REGISTERS, Vector};
 use crate::Columns;
 use crate::integer::IntegerColumns;
 use crate::reference::LANES;
-
-/// Registers of a block: eight times four columns.
-const REGISTERS: usize = BLOCK_COLUMNS / 4;
 
 /// A matrix in bands, its kind of code known at compile time.
 trait Bands: Copy {
@@ -375,7 +372,9 @@ fn integer_columns<V: Vector, B: Bands, const C: usize>(
     let mut scales = [&[][..]; C];
     let mut sums = [&[][..]; C];
     for c in 0..C {
-        (codes[c], scales[c], sums[c]) = x.column(first + c);
+        let column;
+        (column, scales[c], sums[c]) = x.column(first + c);
+        codes[c] = column.as_chunks::<REGISTERS>().0;
     }
     for (band, y) in y.chunks_mut(BAND_ROWS * x.count).enumerate() {
         let mut rest = w.band(band);
@@ -389,16 +388,12 @@ fn integer_columns<V: Vector, B: Bands, const C: usize>(
             let mut dots = [v.int_zero(); C];
             for (block, bytes) in bytes.chunks_exact(block_bytes).enumerate() {
                 let registers = w.unpack(v, bytes);
-                for (t, register) in registers.into_iter().enumerate() {
-                    for c in 0..C {
-                        let x = codes[c][(start + block) * REGISTERS + t];
-                        dots[c] = if B::SIGNED {
-                            v.dot_signed(dots[c], register, x)
-                        } else {
-                            v.dot_unsigned(dots[c], register, x)
-                        };
-                    }
-                }
+                let x = codes.map(|codes| &codes[start + block]);
+                dots = if B::SIGNED {
+                    v.dots::<true, C>(dots, &registers, x)
+                } else {
+                    v.dots::<false, C>(dots, &registers, x)
+                };
             }
             let weight_scales = v.load(&weight_scales);
             for c in 0..C {
