@@ -8,6 +8,7 @@ pub(crate) mod bands;
 pub(crate) mod dense;
 pub(crate) mod gemm;
 pub(crate) mod mxfp4;
+pub(crate) mod tiles;
 
 use kimi_quant::bf12::{self, Bf12Row};
 use kimi_quant::int::{BAND_ROWS, BLOCK_COLUMNS, REGISTER_BYTES};
@@ -37,6 +38,8 @@ pub(crate) trait Vector: Copy {
     type I: Copy;
     /// Sixteen float32 values.
     type Wide: Copy;
+    /// Registers that multiply tiles of bytes.
+    type Tiles: tiles::Tiles;
 
     fn zero(self) -> Self::F;
     fn load(self, values: &Vec8) -> Self::F;
@@ -56,6 +59,7 @@ pub(crate) trait Vector: Copy {
 
     /// A register of a plane: four bytes of each of eight rows.
     fn load_bytes(self, bytes: &[u8; REGISTER_BYTES]) -> Self::I;
+    fn store_bytes(self, register: Self::I) -> [u8; REGISTER_BYTES];
     fn int_zero(self) -> Self::I;
     /// Each byte shifted down, and what `mask` leaves of it. The mask must clear what comes from a neighbour.
     fn field<const SHIFT: i32>(self, bytes: Self::I, mask: u8) -> Self::I;
@@ -101,6 +105,9 @@ pub(crate) trait Vector: Copy {
     /// `a * b + c` with one value for all columns in `a`.
     fn wide_fma(self, a: f32, b: Self::Wide, c: Self::Wide) -> Self::Wide;
 
+    /// The tile registers, where there are some and so many columns fill them.
+    fn tiles(self, count: usize) -> Option<Self::Tiles>;
+
     /// The 32 weights of a BF12 block before its patches, eight to a register; `table` holds the exponent of each index.
     fn bf12(self, signs: &[u8; 32], exponents: &[u8; 16], table: &[u8; 16]) -> [Self::F; 4];
 
@@ -127,7 +134,7 @@ pub(crate) fn matmul<V: Vector>(v: V, w: MatrixView<'_>, x: Columns<'_>, y: &mut
 /// The integer product; shapes and groups were checked, `y` is not empty.
 #[inline(always)]
 pub(crate) fn integer<V: Vector>(v: V, w: MatrixView<'_>, x: IntegerColumns<'_>, y: &mut [f32]) {
-    bands::integer(v, w, x, y);
+    bands::integer(v, v.tiles(x.count()), w, x, y);
 }
 
 /// Any other encoding: a few rows are decoded, and multiplied as plain ones.

@@ -13,6 +13,7 @@ use crate::Columns;
 use crate::integer::IntegerColumns;
 use crate::ops::operations;
 use crate::reference::{AttentionState, Decay, LANES, Situ};
+use crate::vector::tiles::NoTiles;
 use crate::vector::{REGISTERS, Vec8, Vector, WIDE};
 
 mod dot;
@@ -82,6 +83,12 @@ macro_rules! vector {
             type F = [float32x4_t; 2];
             type I = [int8x16_t; 2];
             type Wide = [float32x4_t; 4];
+            type Tiles = NoTiles;
+
+            #[inline(always)]
+            fn tiles(self, _: usize) -> Option<NoTiles> {
+                None
+            }
 
             #[inline(always)]
             fn zero(self) -> Self::F {
@@ -151,6 +158,11 @@ macro_rules! vector {
             #[inline(always)]
             fn load_bytes(self, bytes: &[u8; 32]) -> Self::I {
                 must_cast(*bytes)
+            }
+
+            #[inline(always)]
+            fn store_bytes(self, register: Self::I) -> [u8; 32] {
+                must_cast(register)
             }
 
             #[inline(always)]

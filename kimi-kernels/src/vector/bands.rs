@@ -5,13 +5,14 @@ use kimi_quant::int::{BAND_ROWS, BLOCK_COLUMNS, Bits, Levels, REGISTER_BYTES, Sc
 use kimi_quant::mxfp4::{BAND_GROUP_BYTES, E2M1_DOUBLED, Mxfp4BandsView};
 use kimi_quant::{E8m0, IntView, MatrixView};
 
+use super::tiles::{self, Tiles};
 use super::{REGISTERS, Vector};
 use crate::Columns;
 use crate::integer::IntegerColumns;
 use crate::reference::LANES;
 
 /// A matrix in bands, its kind of code known at compile time.
-trait Bands: Copy {
+pub(super) trait Bands: Copy {
     /// Levels come as signed bytes, which need no zero point unless there is one.
     const SIGNED: bool;
 
@@ -272,10 +273,16 @@ pub(super) fn decode_band<V: Vector>(v: V, w: MatrixView<'_>, band: usize, panel
     with_bands!(w, bands => decode_into(v, bands, band, panel), else unreachable!("the encoding has bands"));
 }
 
-/// The integer product with columns of int8 activations.
+/// The integer product with columns of int8 activations, as many as possible in tiles.
 #[inline(always)]
-pub(super) fn integer<V: Vector>(v: V, w: MatrixView<'_>, x: IntegerColumns<'_>, y: &mut [f32]) {
-    with_bands!(w, bands => integer_bands(v, bands, x, y), else unreachable!("the shape check asks for a group"));
+pub(super) fn integer<V: Vector, T: Tiles>(
+    v: V,
+    tiles: Option<T>,
+    w: MatrixView<'_>,
+    x: IntegerColumns<'_>,
+    y: &mut [f32],
+) {
+    with_bands!(w, bands => integer_bands(v, tiles, bands, x, y), else unreachable!("the shape check asks for a group"));
 }
 
 #[inline(always)]
@@ -344,8 +351,14 @@ fn decode_into<V: Vector, B: Bands>(v: V, w: B, band: usize, panel: &mut [[f32; 
 }
 
 #[inline(always)]
-fn integer_bands<V: Vector, B: Bands>(v: V, w: B, x: IntegerColumns<'_>, y: &mut [f32]) {
-    let mut c = 0;
+fn integer_bands<V: Vector, B: Bands, T: Tiles>(
+    v: V,
+    tiles: Option<T>,
+    w: B,
+    x: IntegerColumns<'_>,
+    y: &mut [f32],
+) {
+    let mut c = tiles.map_or(0, |mut tiles| tiles::integer(v, &mut tiles, w, x, y));
     while c < x.count {
         match x.count - c {
             1 => integer_columns::<V, B, 1>(v, w, x, c, y),
