@@ -143,7 +143,7 @@ pub(crate) struct EngineArgs {
     /// Compute threads [default: what affinity and CPU quota allow]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
-    /// Instruction set: scalar, avx2, avx512 or neon [default: the fastest of this processor]
+    /// Instruction set: scalar, avx2, avx512, neon and others (`bench kernels` lists them) [default: the fastest of this processor]
     #[arg(long, value_name = "ISA")]
     pub(crate) isa: Option<Isa>,
     /// How files are read

@@ -119,6 +119,12 @@ impl<'a> IntegerColumns<'a> {
             &self.sums[c * groups..][..groups],
         )
     }
+
+    /// The codes from a block of a column on, and how many codes further the next column has its own.
+    pub(crate) fn codes_from(&self, c: usize, block: usize) -> (&'a [i8], usize) {
+        let stride = self.k.next_multiple_of(BLOCK_COLUMNS);
+        (&self.codes.as_flattened()[c * stride + block * BLOCK_COLUMNS..], stride)
+    }
 }
 
 impl Kernels {

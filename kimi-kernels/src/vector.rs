@@ -8,9 +8,10 @@ pub(crate) mod bands;
 pub(crate) mod dense;
 pub(crate) mod gemm;
 pub(crate) mod mxfp4;
+pub(crate) mod tiles;
 
 use kimi_quant::bf12::{self, Bf12Row};
-use kimi_quant::int::{BAND_ROWS, REGISTER_BYTES};
+use kimi_quant::int::{BAND_ROWS, BLOCK_COLUMNS, REGISTER_BYTES};
 use kimi_quant::mxfp4::GROUP_SIZE;
 use kimi_quant::{Bf16, DenseView, MatrixView};
 
@@ -20,6 +21,9 @@ use crate::reference::LANES;
 
 /// Eight float32 values in memory: one step of the virtual lanes.
 pub(crate) type Vec8 = [f32; LANES];
+
+/// Registers of a block of a band: eight times four columns.
+pub(crate) const REGISTERS: usize = BLOCK_COLUMNS / 4;
 
 /// Columns that a [`Vector::Wide`] holds.
 pub(crate) const WIDE: usize = 16;
@@ -34,6 +38,8 @@ pub(crate) trait Vector: Copy {
     type I: Copy;
     /// Sixteen float32 values.
     type Wide: Copy;
+    /// Registers that multiply tiles of bytes.
+    type Tiles: tiles::Tiles;
 
     fn zero(self) -> Self::F;
     fn load(self, values: &Vec8) -> Self::F;
@@ -53,6 +59,7 @@ pub(crate) trait Vector: Copy {
 
     /// A register of a plane: four bytes of each of eight rows.
     fn load_bytes(self, bytes: &[u8; REGISTER_BYTES]) -> Self::I;
+    fn store_bytes(self, register: Self::I) -> [u8; REGISTER_BYTES];
     fn int_zero(self) -> Self::I;
     /// Each byte shifted down, and what `mask` leaves of it. The mask must clear what comes from a neighbour.
     fn field<const SHIFT: i32>(self, bytes: Self::I, mask: u8) -> Self::I;
@@ -64,6 +71,25 @@ pub(crate) trait Vector: Copy {
     fn dot_unsigned(self, sums: Self::I, w: Self::I, x: [i8; 4]) -> Self::I;
     /// The same for signed bytes above -128.
     fn dot_signed(self, sums: Self::I, w: Self::I, x: [i8; 4]) -> Self::I;
+    /// Adds to each column's sums the products of a block of a band with its 32 activations: `SIGNED` tells which of the two.
+    #[inline(always)]
+    fn dots<const SIGNED: bool, const C: usize>(
+        self,
+        mut sums: [Self::I; C],
+        w: &[Self::I; REGISTERS],
+        x: [&[[i8; 4]; REGISTERS]; C],
+    ) -> [Self::I; C] {
+        for (t, &w) in w.iter().enumerate() {
+            for c in 0..C {
+                sums[c] = if SIGNED {
+                    self.dot_signed(sums[c], w, x[c][t])
+                } else {
+                    self.dot_unsigned(sums[c], w, x[c][t])
+                };
+            }
+        }
+        sums
+    }
     /// `sums - zeros * factor` as 32-bit integers.
     fn subtract_product(self, sums: Self::I, zeros: [i32; 8], factor: i32) -> Self::I;
     /// 32-bit integers as float32, rounded to nearest.
@@ -78,6 +104,9 @@ pub(crate) trait Vector: Copy {
     fn wide_store(self, values: Self::Wide) -> [f32; WIDE];
     /// `a * b + c` with one value for all columns in `a`.
     fn wide_fma(self, a: f32, b: Self::Wide, c: Self::Wide) -> Self::Wide;
+
+    /// The tile registers, where there are some and so many columns fill them.
+    fn tiles(self, count: usize) -> Option<Self::Tiles>;
 
     /// The 32 weights of a BF12 block before its patches, eight to a register; `table` holds the exponent of each index.
     fn bf12(self, signs: &[u8; 32], exponents: &[u8; 16], table: &[u8; 16]) -> [Self::F; 4];
@@ -105,7 +134,7 @@ pub(crate) fn matmul<V: Vector>(v: V, w: MatrixView<'_>, x: Columns<'_>, y: &mut
 /// The integer product; shapes and groups were checked, `y` is not empty.
 #[inline(always)]
 pub(crate) fn integer<V: Vector>(v: V, w: MatrixView<'_>, x: IntegerColumns<'_>, y: &mut [f32]) {
-    bands::integer(v, w, x, y);
+    bands::integer(v, v.tiles(x.count()), w, x, y);
 }
 
 /// Any other encoding: a few rows are decoded, and multiplied as plain ones.

@@ -10,6 +10,13 @@ use kimi_quant::{
 use kimi_testing::{Seeded, gamma, max_threads, report_isas, same_bits};
 use proptest::prelude::*;
 
+/// The kernels to test: all that are available, and those of AMX where `KIMI_TEST_REQUIRE_ISA` asks for them.
+fn exercised() -> impl Iterator<Item = Kernels> {
+    let asked = std::env::var("KIMI_TEST_REQUIRE_ISA")
+        .is_ok_and(|names| names.split(',').any(|name| name.trim() == Isa::Amx.name()));
+    Kernels::available().chain(asked.then(|| Kernels::with_isa(Isa::Amx)).flatten())
+}
+
 /// Stored bytes of a random matrix, one byte off any alignment.
 struct Stored {
     shape: [usize; 2],
@@ -130,7 +137,7 @@ fn check(kind: Kind, [rows, cols]: [usize; 2], count: usize, seed: u64) {
     let x = seeded.normals(count * cols, 1.0);
     let mut expected = vec![f32::NAN; rows * count];
     reference::gemm(w, &x, count, &mut expected);
-    for kernels in Kernels::available() {
+    for kernels in exercised() {
         for threads in [1, 2].into_iter().filter(|&count| count <= max_threads()) {
             let threads = Threads::new(threads).unwrap();
             let scratch = Scratch::new(&threads, kernels.matmul_scratch(cols, count));
@@ -157,7 +164,7 @@ fn check(kind: Kind, [rows, cols]: [usize; 2], count: usize, seed: u64) {
 
 #[test]
 fn all_instruction_sets_are_reported() {
-    let exercised: Vec<_> = Kernels::available().map(|kernels| kernels.isa().name()).collect();
+    let exercised: Vec<_> = exercised().map(|kernels| kernels.isa().name()).collect();
     report_isas(&Isa::ALL.map(Isa::name), &exercised);
 }
 
@@ -199,7 +206,7 @@ fn extreme_scales_and_values_keep_their_bits() {
             let x: Vec<f32> = (0..32).map(|_| seeded.normal() * size).collect();
             let mut expected = vec![0.0; 9];
             reference::gemv(w, &x, &mut expected);
-            for kernels in Kernels::available() {
+            for kernels in exercised() {
                 let threads = Threads::new(1).unwrap();
                 let scratch = Scratch::new(&threads, kernels.matmul_scratch(32, 1));
                 let mut y = vec![0.0; 9];
@@ -215,7 +222,7 @@ fn operands_of_the_wrong_length_are_refused_and_leave_the_output() {
     let bytes = [0u8; 2 * 3 * 5];
     let w = MatrixView::from(DenseView::<Bf16>::new([3, 5], &bytes).unwrap());
     let threads = Threads::new(1).unwrap();
-    for kernels in Kernels::available() {
+    for kernels in exercised() {
         let scratch = Scratch::new(&threads, kernels.matmul_scratch(5, 1));
         let (x, mut y) = ([1.0; 5], [7.0; 3]);
         let columns = Columns::new(&x, 5).unwrap();
@@ -234,7 +241,7 @@ fn operands_of_the_wrong_length_are_refused_and_leave_the_output() {
 /// Runs one operation on every instruction set and compares all outputs with those of the scalar one.
 fn same_on_all(name: &str, operation: impl Fn(Kernels) -> Vec<f32>) {
     let scalar = operation(Kernels::with_isa(Isa::Scalar).unwrap());
-    for kernels in Kernels::available() {
+    for kernels in exercised() {
         let other = operation(kernels);
         assert!(same_bits(&scalar, &other), "{name} differs on {}", kernels.isa());
     }
@@ -301,7 +308,7 @@ proptest! {
         let stored = Stored::new(kind, [rows, 96], &mut seeded);
         let x = seeded.normals(count * 96, 1.0);
         let threads = Threads::new(1).unwrap();
-        for kernels in Kernels::available() {
+        for kernels in exercised() {
             let scratch = Scratch::new(&threads, kernels.matmul_scratch(96, count));
             let mut buffer = vec![0.0; kernels.packed_len(96, count)];
             let all = kernels.columns(&threads, &x, 96, &mut buffer).unwrap();
@@ -348,7 +355,7 @@ proptest! {
         reference::gemv_transposed(w, &x, &mut expected);
         let multiple = w.encoding().row_multiple();
         let cut = (cut / multiple * multiple).min(rows / multiple * multiple);
-        for kernels in Kernels::available() {
+        for kernels in exercised() {
             let (mut y, mut scratch) = (vec![0.0; cols], vec![0.0; cols]);
             kernels.gemv_transposed(&mut scratch, w.slice_rows(0..cut), &x[..cut], &mut y).unwrap();
             kernels.gemv_transposed(&mut scratch, w.slice_rows(cut..rows), &x[cut..], &mut y).unwrap();
@@ -357,7 +364,7 @@ proptest! {
     }
 
     #[test]
-    fn integer_products_equal_the_reference(name in prop::sample::select(INTEGERS.to_vec()), bands in any::<bool>(), rows in 0usize..40, blocks in 1usize..9, odd in 0usize..32, count in 1usize..8, seed: u64) {
+    fn integer_products_equal_the_reference(name in prop::sample::select(INTEGERS.to_vec()), bands in any::<bool>(), rows in 0usize..40, blocks in 1usize..9, odd in 0usize..32, count in 1usize..36, seed: u64) {
         let kind = if bands { Kind::Mxfp4Bands } else { Kind::Int(name) };
         let cols = if bands { blocks * 32 } else { blocks * 32 - odd };
         let mut seeded = Seeded::new(seed);
@@ -373,7 +380,7 @@ proptest! {
             reference::gemv_integer(w, &codes, &scales, &mut column);
             expected.iter_mut().skip(c).step_by(count).zip(column).for_each(|(y, value)| *y = value);
         }
-        for kernels in Kernels::available() {
+        for kernels in exercised() {
             for threads in [1, 2].into_iter().filter(|&threads| threads <= max_threads()) {
                 let threads = Threads::new(threads).unwrap();
                 let mut buffers = IntegerBuffers::default();

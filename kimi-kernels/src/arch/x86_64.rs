@@ -3,9 +3,11 @@
 
 use std::arch::x86_64::*;
 
+mod amx;
 mod avx2;
 mod avx512;
 
+pub(crate) use amx::Amx;
 pub(crate) use avx2::{Avx2, AvxVnni};
 pub(crate) use avx512::{Avx512, Avx512Vnni};
 
@@ -79,6 +81,11 @@ macro_rules! ymm_operations {
         #[inline(always)]
         fn load_bytes(self, bytes: &[u8; 32]) -> __m256i {
             must_cast(*bytes)
+        }
+
+        #[inline(always)]
+        fn store_bytes(self, register: __m256i) -> [u8; 32] {
+            must_cast(register)
         }
 
         #[inline(always)]

@@ -5,16 +5,14 @@ use kimi_quant::int::{BAND_ROWS, BLOCK_COLUMNS, Bits, Levels, REGISTER_BYTES, Sc
 use kimi_quant::mxfp4::{BAND_GROUP_BYTES, E2M1_DOUBLED, Mxfp4BandsView};
 use kimi_quant::{E8m0, IntView, MatrixView};
 
-use super::Vector;
+use super::tiles::{self, Tiles};
+use super::{REGISTERS, Vector};
 use crate::Columns;
 use crate::integer::IntegerColumns;
 use crate::reference::LANES;
 
-/// Registers of a block: eight times four columns.
-const REGISTERS: usize = BLOCK_COLUMNS / 4;
-
 /// A matrix in bands, its kind of code known at compile time.
-trait Bands: Copy {
+pub(super) trait Bands: Copy {
     /// Levels come as signed bytes, which need no zero point unless there is one.
     const SIGNED: bool;
 
@@ -275,10 +273,16 @@ pub(super) fn decode_band<V: Vector>(v: V, w: MatrixView<'_>, band: usize, panel
     with_bands!(w, bands => decode_into(v, bands, band, panel), else unreachable!("the encoding has bands"));
 }
 
-/// The integer product with columns of int8 activations.
+/// The integer product with columns of int8 activations, as many as possible in tiles.
 #[inline(always)]
-pub(super) fn integer<V: Vector>(v: V, w: MatrixView<'_>, x: IntegerColumns<'_>, y: &mut [f32]) {
-    with_bands!(w, bands => integer_bands(v, bands, x, y), else unreachable!("the shape check asks for a group"));
+pub(super) fn integer<V: Vector, T: Tiles>(
+    v: V,
+    tiles: Option<T>,
+    w: MatrixView<'_>,
+    x: IntegerColumns<'_>,
+    y: &mut [f32],
+) {
+    with_bands!(w, bands => integer_bands(v, tiles, bands, x, y), else unreachable!("the shape check asks for a group"));
 }
 
 #[inline(always)]
@@ -347,8 +351,14 @@ fn decode_into<V: Vector, B: Bands>(v: V, w: B, band: usize, panel: &mut [[f32; 
 }
 
 #[inline(always)]
-fn integer_bands<V: Vector, B: Bands>(v: V, w: B, x: IntegerColumns<'_>, y: &mut [f32]) {
-    let mut c = 0;
+fn integer_bands<V: Vector, B: Bands, T: Tiles>(
+    v: V,
+    tiles: Option<T>,
+    w: B,
+    x: IntegerColumns<'_>,
+    y: &mut [f32],
+) {
+    let mut c = tiles.map_or(0, |mut tiles| tiles::integer(v, &mut tiles, w, x, y));
     while c < x.count {
         match x.count - c {
             1 => integer_columns::<V, B, 1>(v, w, x, c, y),
@@ -375,7 +385,9 @@ fn integer_columns<V: Vector, B: Bands, const C: usize>(
     let mut scales = [&[][..]; C];
     let mut sums = [&[][..]; C];
     for c in 0..C {
-        (codes[c], scales[c], sums[c]) = x.column(first + c);
+        let column;
+        (column, scales[c], sums[c]) = x.column(first + c);
+        codes[c] = column.as_chunks::<REGISTERS>().0;
     }
     for (band, y) in y.chunks_mut(BAND_ROWS * x.count).enumerate() {
         let mut rest = w.band(band);
@@ -389,16 +401,12 @@ fn integer_columns<V: Vector, B: Bands, const C: usize>(
             let mut dots = [v.int_zero(); C];
             for (block, bytes) in bytes.chunks_exact(block_bytes).enumerate() {
                 let registers = w.unpack(v, bytes);
-                for (t, register) in registers.into_iter().enumerate() {
-                    for c in 0..C {
-                        let x = codes[c][(start + block) * REGISTERS + t];
-                        dots[c] = if B::SIGNED {
-                            v.dot_signed(dots[c], register, x)
-                        } else {
-                            v.dot_unsigned(dots[c], register, x)
-                        };
-                    }
-                }
+                let x = codes.map(|codes| &codes[start + block]);
+                dots = if B::SIGNED {
+                    v.dots::<true, C>(dots, &registers, x)
+                } else {
+                    v.dots::<false, C>(dots, &registers, x)
+                };
             }
             let weight_scales = v.load(&weight_scales);
             for c in 0..C {

@@ -11,6 +11,7 @@ use crate::Columns;
 use crate::integer::IntegerColumns;
 use crate::ops::operations;
 use crate::reference::{AttentionState, Decay, LANES, Situ};
+use crate::vector::tiles::NoTiles;
 use crate::vector::{Vec8, Vector, WIDE};
 
 /// Proof that the processor and the system support AVX2 and FMA.
@@ -45,6 +46,12 @@ macro_rules! vector {
             ymm_operations!(dot $dot);
 
             type Wide = [__m256; 2];
+            type Tiles = NoTiles;
+
+            #[inline(always)]
+            fn tiles(self, _: usize) -> Option<NoTiles> {
+                None
+            }
 
             #[inline(always)]
             fn wide_zero(self) -> Self::Wide {

@@ -11,6 +11,7 @@ use crate::Columns;
 use crate::integer::IntegerColumns;
 use crate::ops::operations;
 use crate::reference::{AttentionState, Decay, LANES, Situ};
+use crate::vector::tiles::NoTiles;
 use crate::vector::{Vec8, Vector, WIDE};
 
 /// Proof that the processor and the system support AVX2, FMA and AVX-512 F, BW, DQ and VL.
@@ -46,11 +47,14 @@ impl Avx512Vnni {
 operations!(compile [Avx512Vnni "avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"]);
 
 macro_rules! vector {
-    ($token:ident, $dot:ident) => {
+    ($token:ident, $dot:ident, $tiles:ty, { $($own:tt)* }) => {
         impl Vector for $token {
             ymm_operations!(dot $dot);
 
             type Wide = __m512;
+            type Tiles = $tiles;
+
+            $($own)*
 
             #[inline(always)]
             fn wide_zero(self) -> __m512 {
@@ -77,5 +81,17 @@ macro_rules! vector {
     };
 }
 
-vector!(Avx512, multiply_add);
-vector!(Avx512Vnni, dot_vnni512);
+pub(super) use vector;
+
+vector!(Avx512, multiply_add, NoTiles, {
+    #[inline(always)]
+    fn tiles(self, _: usize) -> Option<NoTiles> {
+        None
+    }
+});
+vector!(Avx512Vnni, dot_vnni512, NoTiles, {
+    #[inline(always)]
+    fn tiles(self, _: usize) -> Option<NoTiles> {
+        None
+    }
+});
