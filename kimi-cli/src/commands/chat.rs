@@ -242,8 +242,9 @@ impl Chat<'_> {
                 turn.seconds_per_token.map_or_else(String::new, |seconds| format!(", {seconds:.3} s/token"));
             let (position, capacity) = conversation.position();
             let line = format!(
-                "{computed_tokens} of {prompt_tokens} prompt tokens computed, {generated_tokens} generated{pace}, {} read, {position} of {capacity} positions, {}",
+                "{computed_tokens} of {prompt_tokens} prompt tokens computed, {generated_tokens} generated{pace}, {} read, {} per computed token, {position} of {capacity} positions, {}",
                 bytes(turn.bytes_read),
+                bytes(turn.bytes_read / (computed_tokens + generated_tokens).max(1) as u64),
                 finish.name()
             );
             writeln!(stderr(), "{}", style(line).dim().for_stderr())?;
