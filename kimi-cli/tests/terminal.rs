@@ -31,6 +31,8 @@ fn a_conversation_is_typed_streamed_interrupted_saved_loaded_and_left() {
 
     // Streamed: text comes while the answer is far from its end; then it is stopped, and the conversation goes on.
     session.send_line("The king said").unwrap();
+    // The end of bracketed paste ends the line: what was echoed lies before, what is answered behind.
+    session.exp_string("\u{1b}[?2004l").unwrap();
     session.exp_regex("[a-z]+ [a-z]+ [a-z]+").unwrap();
     session.send_control('c').unwrap();
     session.exp_string("cancelled").unwrap();

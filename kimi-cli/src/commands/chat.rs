@@ -129,10 +129,12 @@ impl Chat<'_> {
                 Ok(message) => {
                     leaving = false;
                     if let Some(command) = message.trim().strip_prefix('/') {
-                        if !self.command(conversation, command) {
+                        if !interrupt::turn(|| self.command(conversation, command)) {
                             return Ok(Exit::Ok);
                         }
-                    } else if let Err(error) = self.say(conversation, vec![Message::user(message)]) {
+                    } else if let Err(error) =
+                        interrupt::turn(|| self.say(conversation, vec![Message::user(message)]))
+                    {
                         // The conversation is as before this message, and may go on with a shorter one.
                         eprintln!("error: {error:#}");
                     }
