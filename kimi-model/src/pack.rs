@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 use kimi_kernels::Threads;
+use kimi_paging::Extent;
+use kimi_quant::int::BAND_ROWS;
 use kimi_quant::{Encoding, MatrixView, bf12};
 use rayon::prelude::*;
 use serde::Serialize;
@@ -33,9 +35,11 @@ use crate::packed::{
 use crate::tuning::TUNING_FILE;
 use crate::verify::check_file;
 
+pub(crate) use self::journal::manifest;
 pub(crate) use self::recipe::keeps;
 pub use self::recipe::{EIGHT_BITS, KEPT, Recipe};
 use self::writer::Header;
+use self::writer::is_zero;
 pub(crate) use self::writer::{TensorFile, io_error, write_whole};
 
 /// How to pack a model.
@@ -149,7 +153,7 @@ pub(crate) struct OutlinedFile {
 pub(crate) fn outline(model: &Model, recipe: &Recipe) -> Result<(Vec<OutlinedFile>, Manifest), Error> {
     refuse_packed(model)?;
     let works = work::files(model, recipe)?;
-    let mut manifest = journal::manifest(model, recipe);
+    let mut manifest = manifest(model, recipe);
     let mut files = Vec::new();
     for work in works {
         let mut header = Header::new(work.names());
@@ -174,6 +178,12 @@ pub(crate) fn outline(model: &Model, recipe: &Recipe) -> Result<(Vec<OutlinedFil
     Ok((files, manifest))
 }
 
+/// Bytes of the largest file that packing would write, about.
+pub(crate) fn largest_file(model: &Model, recipe: &Recipe) -> Result<u64, Error> {
+    let files = work::files(model, recipe)?;
+    files.iter().map(|file| file.target_bytes(model)).try_fold(0, |most, bytes| Ok(most.max(bytes?)))
+}
+
 /// What a tile of so many bytes without patches takes about.
 fn patched(target: Encoding, bytes: usize) -> usize {
     if target == Encoding::Bf12 { bytes + bytes * PATCHES_PER_MILLE / 1000 } else { bytes }
@@ -195,11 +205,37 @@ pub fn pack(
     progress: &dyn Fn(&PackProgress),
     cancel: &AtomicBool,
 ) -> Result<PackReport, Error> {
+    let wanted = manifest(model, &options.recipe);
+    let beside = || copy_others(source, target);
+    write(model, target, options, Job { wanted, holes: false, beside: &beside }, progress, cancel)
+}
+
+/// What a packed model is beside its source and its options.
+pub(crate) struct Job<'a> {
+    /// The manifest of nothing packed yet.
+    pub(crate) wanted: Manifest,
+    /// Leave out blocks of zeros. What a source knows to be zeros is not encoded: zeros are zeros in every encoding. Nothing is
+    /// hashed or read back, which would take longer than all the rest.
+    pub(crate) holes: bool,
+    /// Writes what belongs to a model beside its tensors.
+    pub(crate) beside: &'a dyn Fn() -> Result<(), Error>,
+}
+
+/// Packs a model, or goes on with it.
+pub(crate) fn write(
+    model: &Model,
+    target: &Path,
+    options: &PackOptions,
+    job: Job<'_>,
+    progress: &dyn Fn(&PackProgress),
+    cancel: &AtomicBool,
+) -> Result<PackReport, Error> {
     refuse_packed(model)?;
+    let Job { wanted, holes, beside } = job;
     let files = work::files(model, &options.recipe)?;
     let estimate = estimate(model, &options.recipe)?;
-    let mut journal = Journal::open(target, model, &options.recipe)?;
-    if journal.is_empty() {
+    let mut journal = Journal::open(target, wanted)?;
+    if journal.is_empty() && !holes {
         let free = free_bytes(target).map_err(io_error("ask for the free space of", target))?;
         if free.is_some_and(|free| free < estimate.packed_bytes) && !options.reclaim {
             let (needed, free) = (estimate.packed_bytes as f64 / 1e9, free.unwrap_or(0) as f64 / 1e9);
@@ -207,7 +243,7 @@ pub fn pack(
         }
     }
     let threads = threads(&files, options)?;
-    let packer = Packer { model, threads: &threads, cancel };
+    let packer = Packer { model, threads: &threads, holes, cancel };
     let total_bytes = files.iter().map(|file| file.source_bytes(model)).sum();
     let resumed_bytes =
         files.iter().filter(|file| journal.has(&file.name)).map(|file| file.source_bytes(model)).sum();
@@ -222,8 +258,11 @@ pub fn pack(
             report.resumed_files += 1;
         } else {
             step(0);
-            let mut written = packer.file(file, target, &step)?;
-            let info = check_file(target, &file.name, &written, cancel)?;
+            let (mut written, bytes) = packer.file(file, target, &step)?;
+            let info = match holes {
+                true => FileInfo { name: file.name.clone(), bytes, sha256: None },
+                false => check_file(target, &file.name, &written, cancel)?,
+            };
             written.files.push(info);
             journal.add(written)?;
             done_bytes += file.source_bytes(model);
@@ -232,7 +271,7 @@ pub fn pack(
             report.reclaimed_bytes += reclaim::free(model, file)?;
         }
     }
-    copy_others(source, target)?;
+    beside()?;
     journal.finish(&mut report)
 }
 
@@ -333,6 +372,7 @@ impl PackReport {
 struct Packer<'a> {
     model: &'a Model,
     threads: &'a Threads,
+    holes: bool,
     cancel: &'a AtomicBool,
 }
 
@@ -352,8 +392,10 @@ impl Packer<'_> {
         Error::Tensor { dir, tensor: tensor.to_owned(), reason: error.to_string() }
     }
 
-    fn file(&self, work: &FileWork<'_>, dir: &Path, step: &dyn Fn(u64)) -> Result<Written, Error> {
+    /// Writes a file; returns what is in it, and its size.
+    fn file(&self, work: &FileWork<'_>, dir: &Path, step: &dyn Fn(u64)) -> Result<(Written, u64), Error> {
         let mut file = TensorFile::create(dir.join(&work.name), work.names())?;
+        file = if self.holes { file.with_holes() } else { file };
         let (mut written, mut done) = (Written::default(), 0);
         for matrix in &work.matrices {
             let info = self.matrix(matrix, &mut file, &|bytes| step(done + bytes))?;
@@ -366,8 +408,19 @@ impl Packer<'_> {
         }
         self.copies(&work.copies, &mut file)?;
         self.check()?;
-        file.finish()?;
-        Ok(written)
+        Ok((written, file.finish()?))
+    }
+
+    /// How many of the first rows have to be encoded for all of a tile's to be there.
+    fn rows_with_data(&self, source: &[u8], row_bytes: u64, target: Encoding) -> usize {
+        let rows = source.chunks_exact(row_bytes as usize);
+        let all = rows.len();
+        // The planes of BF12 do not lie row behind row.
+        if !self.holes || target == Encoding::Bf12 {
+            return all;
+        }
+        let last = rows.rev().position(|row| !is_zero(row)).map_or(0, |behind| all - behind);
+        last.next_multiple_of(target.row_multiple()).max(target.row_multiple()).min(all)
     }
 
     /// The source's rows of a tile.
@@ -426,7 +479,7 @@ impl Packer<'_> {
         let (stride, seed) = (MatrixWork::stride(payload), seed(&work.tensor));
         let (tiles, bytes) = (work.tiles() as u64, work.tiles() as u64 * stride as u64);
         file.tensor(&work.tensor, "U8", &[tiles, stride as u64], bytes);
-        let lossless = keeps(work.source, target);
+        let lossless = keeps(work.source, target) && !self.holes;
         let make = |number| {
             let source = self.source_tile(work, number)?;
             let rows = work.rows_of(number);
@@ -434,14 +487,21 @@ impl Packer<'_> {
             tile.resize(HEADER_BYTES, 0);
             let widened;
             let (view, bytes) = match work.scales {
-                None => (MatrixView::new(work.source, [rows.len(), work.cols], &source)?, &source),
+                None => {
+                    let kept = self.rows_with_data(&source, work.row_bytes, target);
+                    let bytes = &source[..kept * work.row_bytes as usize];
+                    (MatrixView::new(work.source, [kept, work.cols], bytes)?, bytes)
+                }
                 Some(scales) => {
                     widened = plain(scales, rows.start, work.cols, &source)?;
-                    (MatrixView::new(Encoding::F32, [rows.len(), work.cols], &widened)?, &widened)
+                    (MatrixView::new(Encoding::F32, [rows.len(), work.cols], &widened)?, &widened[..])
                 }
             };
             encode(view, bytes, target, &mut tile)
                 .map_err(|error| self.tensor_error(&work.tensor, &error))?;
+            if view.rows() < rows.len() {
+                tile.resize(HEADER_BYTES + target.matrix_bytes([rows.len(), work.cols])?, 0);
+            }
             let header = Tile { encoding: target, rows: rows.len(), cols: work.cols, first: rows.start };
             self.seal(&header, &work.tensor, seed, &mut tile)?;
             let source = if lossless { source } else { Vec::new() };
@@ -475,21 +535,33 @@ impl Packer<'_> {
         let BankWork { bank, target, layout } = work;
         let index = self.model.checkpoint.index();
         let (stride, seed) = (layout.stride(), seed(&bank.name));
-        let lossless = keeps(bank.encoding, *target);
+        let lossless = keeps(bank.encoding, *target) && !self.holes;
         file.tensor(&bank.name, "U8", &[bank.count as u64, stride as u64], bank.count as u64 * stride as u64);
         let make = |expert: usize| {
             self.check()?;
             let expert = expert as u32;
             let parts = bank.parts(index, expert);
-            let planes = parts.as_ref().iter().map(|extent| {
-                let mut bytes = vec![0; extent.len as usize];
+            let per_matrix = parts.as_ref().len() / bank.shapes().len();
+            let mut kept = bank.shapes();
+            if self.holes && bank.encoding != Encoding::Fp8 {
+                for ([rows, _], parts) in kept.iter_mut().zip(parts.as_ref().chunks(per_matrix)) {
+                    // Scales count only where there are weights.
+                    let Extent { source, offset, len } = parts[0];
+                    let data = index.source(source).data_end(offset, len).min(offset + len) - offset;
+                    let count = data.div_ceil(len / *rows as u64) as usize;
+                    *rows = count.next_multiple_of(BAND_ROWS).clamp(BAND_ROWS.min(*rows), *rows);
+                }
+            }
+            let planes = parts.as_ref().iter().enumerate().map(|(i, extent)| {
+                let ([rows, _], [all, _]) = (kept[i / per_matrix], bank.shapes()[i / per_matrix]);
+                let len = if rows == all { extent.len } else { extent.len / all as u64 * rows as u64 };
+                let mut bytes = vec![0; len as usize];
                 index.source(extent.source).read_at(extent.offset, &mut bytes)?;
                 Ok(bytes)
             });
             let planes = planes.collect::<Result<Vec<_>, Error>>()?;
-            let views = bank.views(|i| &planes[i])?;
+            let views = bank.views_of(kept, |i| &planes[i])?;
             let mut tile = Vec::with_capacity(stride);
-            let per_matrix = planes.len() / views.len();
             for ((view, planes), range) in
                 views.into_iter().zip(planes.chunks(per_matrix)).zip(layout.ranges())
             {
@@ -497,6 +569,7 @@ impl Packer<'_> {
                 let encoded = encode(view, &planes[0], *target, &mut tile);
                 encoded.map_err(|error| self.tensor_error(&format!("{}.{expert}", bank.name), &error))?;
             }
+            tile.resize(HEADER_BYTES + layout.payload_bytes(), 0);
             self.seal(&layout.tile(expert), &bank.name, seed, &mut tile)?;
             let source = if lossless { planes.concat() } else { Vec::new() };
             Ok(Encoded { tile, source })

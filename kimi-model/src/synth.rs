@@ -9,7 +9,9 @@
 
 mod configs;
 mod folder;
+mod generated;
 mod geometry;
+mod packed;
 pub(crate) mod random;
 mod storage;
 mod tensor;
@@ -28,6 +30,7 @@ use random::{Stream, Tables};
 use tensor::PAGE_BYTES;
 
 pub use geometry::{GEOMETRIES, Geometry};
+pub use packed::{PackedSynthError, synthesize_packed};
 pub use tensor::Tensor;
 
 /// Bytes that a thread computes at once.

@@ -87,7 +87,9 @@ pub fn verify(
                 if bytes != file.bytes {
                     let reason = format!("has {bytes} bytes, kimi.json says {}", file.bytes);
                     reading.damages.push(damage(&file.name, "", None, reason));
-                } else if sha256 != file.sha256 && reading.damages.is_empty() {
+                } else if file.sha256.as_ref().is_some_and(|listed| *listed != sha256)
+                    && reading.damages.is_empty()
+                {
                     let reason =
                         "its SHA-256 is not that of kimi.json, though all its tiles are whole".to_owned();
                     reading.damages.push(damage(&file.name, "", None, reason));
@@ -127,7 +129,7 @@ pub(crate) fn check_file(
     let bank = |name: &str| written.experts.iter().find(|(of, _)| of == name).map(|(_, info)| info);
     reading.whole(dir, &find, &bank)?;
     match reading.damages.pop() {
-        None => Ok(FileInfo { name: name.to_owned(), bytes: reading.bytes, sha256: hex(reading.hash) }),
+        None => Ok(FileInfo { name: name.to_owned(), bytes: reading.bytes, sha256: Some(hex(reading.hash)) }),
         Some(Damage { tensor, tile, reason, .. }) => {
             Err(Error::Tile { file: dir.join(name), tensor, tile: tile.unwrap_or(0), reason })
         }

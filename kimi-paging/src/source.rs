@@ -74,6 +74,13 @@ pub trait Source: Send + Sync + fmt::Debug {
         let _ = (offset, len);
     }
 
+    /// Where the last of these bytes ends that may be other than zero: those behind it are known to be zeros.
+    ///
+    /// What knows of no holes says that there may be something up to the end.
+    fn data_end(&self, offset: u64, len: u64) -> u64 {
+        offset.saturating_add(len)
+    }
+
     /// What offset, length and memory of a read should be a multiple of: a power of two, at most 65,536 (other values count
     /// as 1). Reads elsewhere work too, through a copy.
     fn alignment(&self) -> usize {

@@ -165,12 +165,25 @@ impl ExpertBank {
         infos.chain(shape).map(|info| info.dtype.to_string()).collect()
     }
 
+    /// Rows and columns of the gate, up and down matrix of an expert.
+    pub(crate) fn shapes(&self) -> [[usize; 2]; 3] {
+        [[self.inner, self.width], [self.inner, self.width], [self.width, self.inner]]
+    }
+
     /// The gate, up and down matrix of an expert, each from its planes.
     pub(crate) fn views<'a>(
         &self,
         plane: impl Fn(usize) -> &'a [u8],
     ) -> Result<[MatrixView<'a>; 3], LayoutError> {
-        let shapes = [[self.inner, self.width], [self.inner, self.width], [self.width, self.inner]];
+        self.views_of(self.shapes(), plane)
+    }
+
+    /// As [`views`](Self::views), of the first rows of each; of FP8, whose scales belong to blocks, of all rows.
+    pub(crate) fn views_of<'a>(
+        &self,
+        shapes: [[usize; 2]; 3],
+        plane: impl Fn(usize) -> &'a [u8],
+    ) -> Result<[MatrixView<'a>; 3], LayoutError> {
         let mut views = [MatrixView::new(Encoding::F32, [0, 0], &[])?; 3];
         for (i, (view, shape)) in views.iter_mut().zip(shapes).enumerate() {
             *view = match self.encoding {

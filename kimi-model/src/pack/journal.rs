@@ -27,13 +27,14 @@ pub(crate) struct Journal {
 
 impl Journal {
     /// Takes up the journal of a folder, or begins one in a folder that is empty or does not exist.
-    pub(crate) fn open(dir: &Path, model: &Model, recipe: &Recipe) -> Result<Self, Error> {
+    ///
+    /// `wanted` is the manifest of nothing packed yet.
+    pub(crate) fn open(dir: &Path, wanted: Manifest) -> Result<Self, Error> {
         fs::create_dir_all(dir).map_err(io_error("create", dir))?;
         let path = dir.join(JOURNAL_FILE);
         if dir.join(MANIFEST_FILE).is_file() {
             return Err(refused(dir, "holds a packed model already; give another folder".to_owned()));
         }
-        let wanted = manifest(model, recipe);
         let journal = match fs::read(&path) {
             Ok(json) => {
                 let begun: Manifest = serde_json::from_slice(&json).map_err(|error| {
@@ -158,7 +159,7 @@ impl Journal {
 }
 
 /// The manifest of nothing packed yet.
-pub(super) fn manifest(model: &Model, recipe: &Recipe) -> Manifest {
+pub(crate) fn manifest(model: &Model, recipe: &Recipe) -> Manifest {
     Manifest {
         format: FORMAT,
         preset: recipe.preset.clone(),

@@ -70,6 +70,10 @@ pub(crate) struct TensorFile {
     header: Header,
     /// Bytes of data so far.
     written: u64,
+    /// Leave out blocks of zeros.
+    holes: bool,
+    /// Bytes at the end of what is written that were left out.
+    skipped: u64,
 }
 
 impl TensorFile {
@@ -81,7 +85,13 @@ impl TensorFile {
         let header = Header::new(names);
         let mut file = BufWriter::with_capacity(1 << 20, file);
         file.seek(SeekFrom::Start(header.reserve as u64)).map_err(io_error("write", &partial))?;
-        Ok(Self { path, partial, file, header, written: 0 })
+        Ok(Self { path, partial, file, header, written: 0, holes: false, skipped: 0 })
+    }
+
+    /// Leaves out blocks of zeros where the file system stores holes.
+    pub(crate) fn with_holes(mut self) -> Self {
+        self.holes = true;
+        self
     }
 
     /// Begins a tensor of `bytes` bytes, which [`write`](Self::write) must bring.
@@ -92,9 +102,31 @@ impl TensorFile {
 
     /// Appends bytes of the tensor that was begun last.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        let at = self.written;
         self.written += bytes.len() as u64;
         assert!(self.written <= self.header.end, "a tensor holds what it was begun for");
-        self.file.write_all(bytes).map_err(io_error("write", &self.partial))
+        let written = if self.holes { self.write_around(at, bytes) } else { self.file.write_all(bytes) };
+        written.map_err(io_error("write", &self.partial))
+    }
+
+    /// Writes bytes that belong at `at` block by block; blocks of zeros are skipped.
+    fn write_around(&mut self, at: u64, mut bytes: &[u8]) -> io::Result<()> {
+        let mut room = BLOCK - (at % BLOCK as u64) as usize;
+        while !bytes.is_empty() {
+            let (block, rest) = bytes.split_at(room.min(bytes.len()));
+            if is_zero(block) {
+                self.skipped += block.len() as u64;
+            } else {
+                if self.skipped > 0 {
+                    let skipped = i64::try_from(self.skipped).map_err(io::Error::other)?;
+                    self.file.seek(SeekFrom::Current(skipped))?;
+                    self.skipped = 0;
+                }
+                self.file.write_all(block)?;
+            }
+            (bytes, room) = (rest, BLOCK);
+        }
+        Ok(())
     }
 
     /// Appends zeros.
@@ -116,6 +148,8 @@ impl TensorFile {
         let done = (|| {
             self.file.flush()?;
             let file = self.file.get_mut();
+            // What was left out at the end belongs to the file too.
+            file.set_len(self.header.file_bytes())?;
             file.seek(SeekFrom::Start(0))?;
             file.write_all(&header)?;
             file.sync_all()
@@ -125,6 +159,12 @@ impl TensorFile {
         sync_dir(&self.path)?;
         Ok(self.header.file_bytes())
     }
+}
+
+/// True for zeros only.
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    // Without a way out in the middle, which would keep the loop from being vectorised.
+    bytes.iter().fold(0, |or, byte| or | byte) == 0
 }
 
 /// Writes a small file so that it is there whole or not at all.
@@ -159,6 +199,23 @@ pub(crate) fn io_error(operation: &'static str, path: &Path) -> impl FnOnce(io::
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_with_holes_has_the_bytes_of_one_without() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut pieces = vec![vec![0; 3 * BLOCK], vec![7; 10], vec![0; BLOCK - 10], vec![0; 5 * BLOCK]];
+        pieces.extend([vec![1; BLOCK + 1], vec![0; 2 * BLOCK - 1], vec![0; 2 * BLOCK]]);
+        let size = pieces.iter().map(Vec::len).sum::<usize>() as u64;
+        let make = |name: &str, holes: bool| {
+            let mut file = TensorFile::create(dir.path().join(name), ["a"].into_iter()).unwrap();
+            file = if holes { file.with_holes() } else { file };
+            file.tensor("a", "U8", &[size], size);
+            pieces.iter().for_each(|piece| file.write(piece).unwrap());
+            file.finish().unwrap();
+            fs::read(dir.path().join(name)).unwrap()
+        };
+        assert!(make("holes", true) == make("plain", false));
+    }
 
     #[test]
     fn a_file_has_its_name_only_when_it_is_whole_and_any_reader_opens_it() {

@@ -99,7 +99,9 @@ fn kimi_names() -> Vec<String> {
 pub(crate) struct FileInfo {
     pub(crate) name: String,
     pub(crate) bytes: u64,
-    pub(crate) sha256: String,
+    /// Absent for the sparse files of a synthetic model, which are terabytes of holes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) sha256: Option<String>,
 }
 
 impl Manifest {

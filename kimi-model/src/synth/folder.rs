@@ -77,23 +77,7 @@ impl Draft {
 
     /// Fails unless the file system keeps holes out of storage and holds files of `largest` bytes.
     pub(super) fn check_sparse(&self, largest: u64) -> Result<(), SynthError> {
-        let path = self.dir.join(format!("holes{PARTIAL}"));
-        let checked = (|| {
-            let file = File::create_new(&path).map_err(io_error("create", &path))?;
-            let refuse = |reason| SynthError::NotSparse { dir: self.dir.clone(), reason };
-            file.set_len(PROBE_BYTES).map_err(io_error("resize", &path))?;
-            write_at(&file, &[1], PROBE_BYTES - 1).map_err(io_error("write", &path))?;
-            file.sync_all().map_err(io_error("sync", &path))?;
-            match stored_bytes(&file).map_err(io_error("read", &path))? {
-                Some(stored) if stored < PROBE_BYTES / 2 => {}
-                Some(_) => return Err(refuse("it stores holes in files".to_owned())),
-                None => return Err(refuse("whether it stores holes is not known here".to_owned())),
-            }
-            file.set_len(largest.max(PROBE_BYTES))
-                .map_err(|error| refuse(format!("no file of {largest} bytes: {error}")))
-        })();
-        let removed = fs::remove_file(&path).map_err(io_error("remove", &path));
-        checked.and(removed)
+        check_sparse(&self.dir, largest)
     }
 
     /// Fails when the file system has less than `needed` bytes left. Where it does not tell, nothing is checked.
@@ -119,6 +103,27 @@ impl Drop for Draft {
             let _ = fs::remove_dir(&self.dir);
         }
     }
+}
+
+/// Fails unless the file system of a folder keeps holes out of storage and holds files of `largest` bytes.
+pub(super) fn check_sparse(dir: &Path, largest: u64) -> Result<(), SynthError> {
+    let path = dir.join(format!("holes{PARTIAL}"));
+    let checked = (|| {
+        let file = File::create(&path).map_err(io_error("create", &path))?;
+        let refuse = |reason| SynthError::NotSparse { dir: dir.to_path_buf(), reason };
+        file.set_len(PROBE_BYTES).map_err(io_error("resize", &path))?;
+        write_at(&file, &[1], PROBE_BYTES - 1).map_err(io_error("write", &path))?;
+        file.sync_all().map_err(io_error("sync", &path))?;
+        match stored_bytes(&file).map_err(io_error("read", &path))? {
+            Some(stored) if stored < PROBE_BYTES / 2 => {}
+            Some(_) => return Err(refuse("it stores holes in files".to_owned())),
+            None => return Err(refuse("whether it stores holes is not known here".to_owned())),
+        }
+        file.set_len(largest.max(PROBE_BYTES))
+            .map_err(|error| refuse(format!("no file of {largest} bytes: {error}")))
+    })();
+    let removed = fs::remove_file(&path).map_err(io_error("remove", &path));
+    checked.and(removed)
 }
 
 /// Turns an error of the system into one that names the file.
