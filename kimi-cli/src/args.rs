@@ -16,7 +16,7 @@ use kimi_model::{Arith, Check, EngineOptions, KvFormat};
 pub(crate) use bench::{BenchCommand, BenchDecodeArgs, BenchDiskArgs, BenchKernelsArgs, DoctorArgs};
 pub(crate) use chat::{ChatArgs, When};
 pub(crate) use eval::EvalArgs;
-pub(crate) use pack::{PackArgs, UnpackArgs, VerifyArgs};
+pub(crate) use pack::{PackArgs, PackedArgs, UnpackArgs, VerifyArgs};
 pub(crate) use plan::PlanArgs;
 pub(crate) use sampling::SamplingArgs;
 
@@ -237,6 +237,8 @@ pub(crate) struct SynthArgs {
     /// (32 GB) and k2 (K2.5, 594 GB) those of the other families; or the config.json of any other
     #[arg(long, value_name = "k3|k3-mini|kimi-linear|moonlight|k2|FILE", default_value = "k3-mini")]
     pub(crate) geometry: PathBuf,
+    #[command(flatten)]
+    pub(crate) packed: PackedArgs,
     /// Leave most of every big matrix out: holes that read as zeros and take no storage (k3: about 8 GB)
     #[arg(long)]
     pub(crate) sparse: bool,

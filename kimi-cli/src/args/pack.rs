@@ -51,6 +51,37 @@ pub(crate) struct PackArgs {
     pub(crate) output: OutputArgs,
 }
 
+/// How a model that is not packed would be.
+#[derive(Debug, Args)]
+pub(crate) struct PackedArgs {
+    /// As if the layers had been packed with this SPEC (see `pack`)
+    #[arg(long, value_name = "SPEC")]
+    pub(crate) trunk: Option<Encoding>,
+    /// With --trunk: the same for the experts
+    #[arg(long, value_name = "SPEC", default_value = "keep", value_parser = parse_experts, requires = "trunk")]
+    pub(crate) experts: Experts,
+    /// With --trunk: the same for the output matrix
+    #[arg(long, value_name = "SPEC", requires = "trunk")]
+    pub(crate) lm_head: Option<Encoding>,
+    /// With --trunk: the same for the embedding
+    #[arg(long, value_name = "SPEC", requires = "trunk")]
+    pub(crate) embed: Option<Encoding>,
+    /// With --trunk: the same for matrices by name
+    #[arg(long = "set", value_name = "PATTERN=SPEC", value_parser = parse_override, requires = "trunk")]
+    pub(crate) overrides: Vec<(String, Encoding)>,
+}
+
+impl PackedArgs {
+    /// What `pack` would be asked for; `None` for a model as released.
+    pub(crate) fn recipe(&self) -> Option<Recipe> {
+        let mut recipe = Recipe::new(self.trunk?);
+        recipe.experts = self.experts.0;
+        (recipe.head, recipe.embedding) = (self.lm_head, self.embed);
+        recipe.overrides = self.overrides.clone();
+        Some(recipe)
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct UnpackArgs {
     /// Folder of a packed model

@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use kimi_quant::Encoding;
 
 use super::EngineArgs;
-use super::pack::{Experts, OutputArgs, parse_experts, parse_override};
+use super::pack::{OutputArgs, PackedArgs};
 
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
@@ -14,21 +13,8 @@ pub(crate) struct PlanArgs {
     /// name
     #[arg(value_name = "MODEL|CONFIG.JSON|k3|k3-mini|kimi-linear|moonlight|k2")]
     pub(crate) model: PathBuf,
-    /// Plan as if the layers had been packed with this SPEC (see `pack`)
-    #[arg(long, value_name = "SPEC")]
-    pub(crate) trunk: Option<Encoding>,
-    /// With --trunk: the same for the experts
-    #[arg(long, value_name = "SPEC", default_value = "keep", value_parser = parse_experts, requires = "trunk")]
-    pub(crate) experts: Experts,
-    /// With --trunk: the same for the output matrix
-    #[arg(long, value_name = "SPEC", requires = "trunk")]
-    pub(crate) lm_head: Option<Encoding>,
-    /// With --trunk: the same for the embedding
-    #[arg(long, value_name = "SPEC", requires = "trunk")]
-    pub(crate) embed: Option<Encoding>,
-    /// With --trunk: the same for matrices by name
-    #[arg(long = "set", value_name = "PATTERN=SPEC", value_parser = parse_override, requires = "trunk")]
-    pub(crate) overrides: Vec<(String, Encoding)>,
+    #[command(flatten)]
+    pub(crate) packed: PackedArgs,
     /// What the drive reads, in GB/s [default: measured for half a second where the model is a folder]
     #[arg(long, value_name = "GB/s", value_parser = parse_speed)]
     pub(crate) speed: Option<f64>,

@@ -5,7 +5,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kimi_model::pack::Recipe;
 use kimi_model::{BytesRead, Error, Model, Plan};
 use kimi_paging::{Budget, TuneLimits, tune};
 use serde_json::{Value, json};
@@ -33,11 +32,7 @@ pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<Exit> {
         None if folder => measure(&model)?,
         None => None,
     };
-    if let Some(trunk) = args.trunk {
-        let mut recipe = Recipe::new(trunk);
-        recipe.experts = args.experts.0;
-        (recipe.head, recipe.embedding) = (args.lm_head, args.embed);
-        recipe.overrides = args.overrides.clone();
+    if let Some(recipe) = args.packed.recipe() {
         model = Arc::new(model.outline_packed(&recipe)?);
     }
 
