@@ -41,6 +41,43 @@ fn a_model_is_made_inspected_and_run() {
 }
 
 #[test]
+fn a_packed_model_is_made_without_a_source() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = config();
+    let mut logits = Vec::new();
+    for (name, extra) in [("whole", &[][..]), ("sparse", &["--sparse"])] {
+        let model = dir.path().join(name);
+        let mut arguments = vec!["synth", text(&model), "--geometry", &config, "--trunk", "i4:g32", "--json"];
+        arguments.extend(extra);
+        let report = json(&kimi(&arguments));
+        assert_eq!((&report["lossless"], &report["sparse"]), (&false.into(), &(!extra.is_empty()).into()));
+        let recipe = json(&kimi(&["inspect", text(&model), "--json"]));
+        assert_eq!(recipe["recipe"]["trunk"], "i4:g32");
+        let verified = json(&kimi(&["verify", text(&model), "--json"]));
+        assert_eq!(verified["damages"], serde_json::json!([]));
+        let run = ["run", text(&model), "--ids", "1,2,3", "-n", "8", "--ignore-eos", "--json", "-q"];
+        logits.push(json(&kimi(&run))["generated_ids"].clone());
+    }
+    assert_ne!(logits[0], logits[1]);
+
+    // The same way as by packing a model that was written before.
+    let (plain, packed) = (dir.path().join("plain"), dir.path().join("packed"));
+    json(&kimi(&["synth", text(&plain), "--geometry", &config, "--json"]));
+    json(&kimi(&["pack", text(&plain), text(&packed), "--trunk", "i4:g32", "--json"]));
+    for entry in std::fs::read_dir(&packed).unwrap() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "safetensors") {
+            let other = dir.path().join("whole").join(path.file_name().unwrap());
+            assert!(std::fs::read(&path).unwrap() == std::fs::read(&other).unwrap(), "{}", path.display());
+        }
+    }
+
+    let (code, message) =
+        failure(&kimi(&["synth", text(&dir.path().join("x")), "--geometry", &config, "--experts", "i3"]));
+    assert!(code == Some(2) && message.contains("--trunk"), "{message}");
+}
+
+#[test]
 fn quiet_says_nothing_and_otherwise_one_line_is_said() {
     let dir = tempfile::tempdir().unwrap();
     let config = config();
