@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use kimi_quant::int::{Bits, Levels};
 use kimi_quant::metrics::{ErrorSummary, compare};
-use kimi_quant::quantize::{Method, Quantizer, gptq};
+use kimi_quant::quantize::{Gptq, Method, Quantizer};
 use kimi_quant::{Bf16, IntFormat, IntView, bf12, mxfp4};
 use kimi_testing::Seeded;
 
@@ -189,7 +189,8 @@ fn gptq_share(format: &str) -> f64 {
         outputs.map(|y| y * y).sum()
     };
     let searched = Quantizer::new(format).quantize(shape, &weights).expect("finite");
-    let moved = gptq(format, shape, &weights, &hessian, 0.01).expect("positive definite");
+    let gptq = Gptq::new(format, cols, cols, &hessian, 0.01).expect("positive definite");
+    let moved = gptq.quantize(shape, &weights).expect("finite weights");
     output_error(&moved) / output_error(&searched)
 }
 

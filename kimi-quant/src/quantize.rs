@@ -1,6 +1,6 @@
 //! Float32 weights to group-wise integers.
 //!
-//! All methods are deterministic and treat every group of every row by itself, [`gptq`] aside.
+//! All methods are deterministic and treat every group of every row by itself, [`Gptq`] aside.
 
 use alloc::vec;
 use alloc::vec::Vec;
@@ -13,7 +13,7 @@ mod choose;
 mod gptq;
 mod hqq;
 
-pub use gptq::gptq;
+pub use gptq::{Gptq, block_values};
 
 use choose::Chooser;
 pub(crate) use choose::round;

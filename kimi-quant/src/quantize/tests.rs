@@ -112,6 +112,50 @@ fn correlated(cols: usize, samples: usize, seeded: &mut Seeded) -> (Vec<f32>, Ve
     (inputs, hessian)
 }
 
+fn gptq(
+    format: IntFormat,
+    shape: [usize; 2],
+    weights: &[f32],
+    hessian: &[f64],
+) -> Result<Vec<u8>, QuantizeError> {
+    Gptq::new(format, shape[1], shape[1], hessian, 0.01)?.quantize(shape, weights)
+}
+
+#[test]
+fn blocks_of_a_hessian_are_matrices_of_their_own() {
+    let mut seeded = Seeded::new(11);
+    let (rows, cols, block) = (9, 160, 64);
+    let weights = seeded.normals(rows * cols, 0.05);
+    let format: IntFormat = "i4".parse().unwrap();
+    let (mut hessian, mut expected) = (Vec::new(), Vec::new());
+    for first in (0..cols).step_by(block) {
+        let n = block.min(cols - first);
+        let (_, of_block) = correlated(n, 300, &mut seeded);
+        let part: Vec<f32> =
+            weights.chunks(cols).flat_map(|row| row[first..first + n].iter().copied()).collect();
+        let bytes = gptq(format, [rows, n], &part, &of_block).unwrap();
+        expected.push(decode(format, [rows, n], &bytes));
+        hessian.extend(of_block);
+    }
+    assert_eq!(block_values(cols, block), Some(hessian.len()));
+    let whole = Gptq::new(format, cols, block, &hessian, 0.01).unwrap();
+    let bytes = whole.quantize([rows, cols], &weights).unwrap();
+    let decoded = decode(format, [rows, cols], &bytes);
+    for (r, row) in decoded.chunks(cols).enumerate() {
+        let parts = row.chunks(block).zip(&expected);
+        assert!(parts.into_iter().all(|(part, of)| part == &of[r * part.len()..][..part.len()]), "row {r}");
+    }
+    // Rows do not know of each other.
+    let some = whole.quantize([2, cols], &weights[3 * cols..5 * cols]).unwrap();
+    assert_eq!(decode(format, [2, cols], &some), decoded[3 * cols..5 * cols]);
+    let refused = |block: usize, hessian: &[f64]| Gptq::new(format, cols, block, hessian, 0.01).unwrap_err();
+    assert!(matches!(refused(50, &hessian), QuantizeError::Layout(LayoutError::Group { .. })));
+    assert!(matches!(refused(64, &hessian[1..]), QuantizeError::Layout(LayoutError::Length { .. })));
+    hessian[64 * 64 + 64 * 5 + 5] = -9.0;
+    assert_eq!(refused(64, &hessian), QuantizeError::Hessian { col: 69 });
+    assert!(whole.quantize([1, 3], &[0.0; 3]).is_err());
+}
+
 #[test]
 fn gptq_beats_search_in_the_error_of_the_output() {
     let mut seeded = Seeded::new(5);
@@ -130,7 +174,7 @@ fn gptq_beats_search_in_the_error_of_the_output() {
             outputs.map(|y| f64::from(y * y)).sum::<f64>()
         };
         let searched = output_error(&Quantizer::new(format).quantize([rows, cols], &weights).unwrap());
-        let better = output_error(&gptq(format, [rows, cols], &weights, &hessian, 0.01).unwrap());
+        let better = output_error(&gptq(format, [rows, cols], &weights, &hessian).unwrap());
         assert!(better < share * searched, "{name}: {better} {searched}");
     }
 }
@@ -139,10 +183,10 @@ fn gptq_beats_search_in_the_error_of_the_output() {
 fn a_hessian_that_is_none_is_refused() {
     let format: IntFormat = "i4".parse().unwrap();
     let weights = [1.0; 2 * 3];
-    let refused = |hessian: &[f64]| gptq(format, [2, 3], &weights, hessian, 0.01).unwrap_err();
+    let refused = |hessian: &[f64]| gptq(format, [2, 3], &weights, hessian).unwrap_err();
     let mut hessian = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0];
-    assert!(gptq(format, [2, 3], &weights, &hessian, 0.01).is_ok());
-    assert!(gptq(format, [2, 3], &weights, &[0.0; 9], 0.01).is_ok(), "no input at all");
+    assert!(gptq(format, [2, 3], &weights, &hessian).is_ok());
+    assert!(gptq(format, [2, 3], &weights, &[0.0; 9]).is_ok(), "no input at all");
     assert!(matches!(refused(&hessian[..8]), QuantizeError::Layout(_)));
     hessian[4] = -5.0;
     assert_eq!(refused(&hessian), QuantizeError::Hessian { col: 1 });
