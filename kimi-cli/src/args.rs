@@ -1,6 +1,7 @@
 //! The command line: typed arguments, no I/O.
 
 mod bench;
+mod calibrate;
 mod chat;
 mod eval;
 mod pack;
@@ -14,6 +15,7 @@ use kimi_kernels::Isa;
 use kimi_model::{Arith, Check, EngineOptions, KvFormat};
 
 pub(crate) use bench::{BenchCommand, BenchDecodeArgs, BenchDiskArgs, BenchKernelsArgs, DoctorArgs};
+pub(crate) use calibrate::CalibrateArgs;
 pub(crate) use chat::{ChatArgs, When};
 pub(crate) use eval::EvalArgs;
 pub(crate) use pack::{PackArgs, PackedArgs, UnpackArgs, VerifyArgs};
@@ -46,6 +48,8 @@ pub(crate) enum Command {
     Plan(PlanArgs),
     /// Measure how well a model predicts a text, and how far it is from another
     Eval(EvalArgs),
+    /// Gather what the matrices of a model see of a text, so that `pack` loses less
+    Calibrate(CalibrateArgs),
     /// Store a model in fewer bytes, in the order in which they are read
     Pack(PackArgs),
     /// Turn a packed model back into a checkpoint as released

@@ -9,6 +9,7 @@ mod sampling;
 mod source;
 mod status;
 mod text;
+mod windows;
 
 use std::process::ExitCode;
 
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
         Command::Synth(args) => commands::synth::run(&args),
         Command::Plan(args) => commands::plan::run(&args),
         Command::Eval(args) => commands::eval::run(&args),
+        Command::Calibrate(args) => commands::calibrate::run(&args),
         Command::Pack(args) => commands::pack::run(&args),
         Command::Unpack(args) => commands::unpack::run(&args),
         Command::Verify(args) => commands::verify::run(&args),

@@ -41,6 +41,8 @@ pub struct EngineOptions {
     pub check: Check,
     /// Who reads, and how many reads are under way at once.
     pub read: ReadSettings,
+    /// Bytes of the ceiling that are left to the caller.
+    pub beside_bytes: u64,
 }
 
 impl Default for EngineOptions {
@@ -55,6 +57,7 @@ impl Default for EngineOptions {
             arith: Arith::Exact,
             check: Check::Sampled,
             read: ReadSettings::threads(Readers::DEFAULT_THREADS),
+            beside_bytes: 0,
         }
     }
 }
@@ -168,6 +171,7 @@ impl Engine {
             lm_head: model.layout.lm_head,
             tile: budget.zeroed(sizes.tile, "activations")?,
             counter: ReadCounter::default(),
+            moments: None,
         };
         let work = Workspace::new(&model, &sizes, plan.columns, &budget)?;
         let sizes = SessionSizes::new(&model.config, plan.columns, plan.positions, options.kv);

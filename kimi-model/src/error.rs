@@ -147,6 +147,14 @@ pub enum Error {
         /// Why.
         reason: String,
     },
+    /// A file of moments that cannot be used.
+    #[error("{}: {reason}", path.display())]
+    Calibration {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
     /// A damaged tile of a packed model.
     #[error("{}: tensor `{tensor}`, tile {tile}: {reason}; `kimi-cli verify` checks the whole model", file.display())]
     Tile {

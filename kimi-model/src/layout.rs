@@ -175,7 +175,8 @@ impl Layout {
         Ok(Self { layers, output_mix, final_norm, lm_head, embedding, embedding_entry, matrices, entries })
     }
 
-    fn banks(&self) -> impl Iterator<Item = &ExpertBank> {
+    /// The experts of the layers that have some.
+    pub(crate) fn banks(&self) -> impl Iterator<Item = &ExpertBank> {
         self.layers.iter().filter_map(|layer| match &layer.feed_forward {
             FeedForward::Moe(moe) => Some(&moe.experts),
             FeedForward::Dense(_) => None,

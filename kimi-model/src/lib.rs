@@ -3,6 +3,7 @@
 
 mod arena;
 pub mod bench;
+pub mod calibrate;
 mod checkpoint;
 pub mod config;
 pub mod doctor;

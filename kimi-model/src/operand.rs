@@ -128,6 +128,11 @@ impl<'a> Operand<'a> {
         Ok(Self { columns: Columns::new(values, k)?, values, integer: &mut buffers.integer, group: None })
     }
 
+    /// The columns, one after another.
+    pub(crate) fn values(&self) -> &[f32] {
+        self.values
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.columns.count()
     }

@@ -12,6 +12,7 @@ mod writer;
 
 use std::hash::Hasher;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use kimi_kernels::Threads;
@@ -22,9 +23,11 @@ use rayon::prelude::*;
 use serde::Serialize;
 use twox_hash::XxHash3_64;
 
+pub(crate) use self::encode::Guide;
 use self::encode::{EncodeError, encode};
 use self::journal::Journal;
 use self::work::{BankWork, FileWork, MatrixWork};
+use crate::calibrate::Calibration;
 use crate::drive::free_bytes;
 use crate::error::Error;
 use crate::layout::BlockScales;
@@ -54,12 +57,14 @@ pub struct PackOptions {
     pub threads: Option<usize>,
     /// Free the storage of what has been written and verified in the source's files, which are of no use afterwards.
     pub reclaim: bool,
+    /// What the matrices see, so that what they see much of is rounded best.
+    pub calibration: Option<Arc<Calibration>>,
 }
 
 impl PackOptions {
     /// A recipe, with defaults for the rest.
     pub fn new(recipe: Recipe) -> Self {
-        Self { recipe, ram_bytes: None, threads: None, reclaim: false }
+        Self { recipe, ram_bytes: None, threads: None, reclaim: false, calibration: None }
     }
 }
 
@@ -205,7 +210,11 @@ pub fn pack(
     progress: &dyn Fn(&PackProgress),
     cancel: &AtomicBool,
 ) -> Result<PackReport, Error> {
-    let wanted = manifest(model, &options.recipe);
+    let mut wanted = manifest(model, &options.recipe);
+    if let Some(calibration) = &options.calibration {
+        calibration.check(model)?;
+        wanted.recipe.insert("calibration".to_owned(), calibration.describe());
+    }
     let beside = || copy_others(source, target);
     write(model, target, options, Job { wanted, holes: false, beside: &beside }, progress, cancel)
 }
@@ -243,7 +252,8 @@ pub(crate) fn write(
         }
     }
     let threads = threads(&files, options)?;
-    let packer = Packer { model, threads: &threads, holes, cancel };
+    let calibration = options.calibration.as_deref();
+    let packer = Packer { model, threads: &threads, holes, calibration, cancel };
     let total_bytes = files.iter().map(|file| file.source_bytes(model)).sum();
     let resumed_bytes =
         files.iter().filter(|file| journal.has(&file.name)).map(|file| file.source_bytes(model)).sum();
@@ -317,7 +327,8 @@ fn threads(files: &[FileWork<'_>], options: &PackOptions) -> Result<Threads, Err
     let available = || std::thread::available_parallelism().map_or(1, usize::from);
     let mut count = options.threads.unwrap_or_else(available).max(1);
     if let Some(ram) = options.ram_bytes {
-        let process = kimi_paging::current_rss_bytes().unwrap_or(0);
+        let guide = options.calibration.as_ref().map_or(0, |calibration| calibration.guide_bytes());
+        let process = kimi_paging::current_rss_bytes().unwrap_or(0) + guide;
         let largest = files.iter().map(|file| {
             let matrices = file.matrices.iter().map(|matrix| {
                 let rows = matrix.tile_rows.min(matrix.rows) as u64;
@@ -373,6 +384,7 @@ struct Packer<'a> {
     model: &'a Model,
     threads: &'a Threads,
     holes: bool,
+    calibration: Option<&'a Calibration>,
     cancel: &'a AtomicBool,
 }
 
@@ -480,6 +492,10 @@ impl Packer<'_> {
         let (tiles, bytes) = (work.tiles() as u64, work.tiles() as u64 * stride as u64);
         file.tensor(&work.tensor, "U8", &[tiles, stride as u64], bytes);
         let lossless = keeps(work.source, target) && !self.holes;
+        let guide = match self.calibration {
+            Some(calibration) => calibration.guide(&work.tensor, work.cols, target)?,
+            None => Guide::None,
+        };
         let make = |number| {
             let source = self.source_tile(work, number)?;
             let rows = work.rows_of(number);
@@ -497,7 +513,7 @@ impl Packer<'_> {
                     (MatrixView::new(Encoding::F32, [rows.len(), work.cols], &widened)?, &widened[..])
                 }
             };
-            encode(view, bytes, target, &mut tile)
+            encode(view, bytes, target, &guide, &mut tile)
                 .map_err(|error| self.tensor_error(&work.tensor, &error))?;
             if view.rows() < rows.len() {
                 tile.resize(HEADER_BYTES + target.matrix_bytes([rows.len(), work.cols])?, 0);
@@ -561,12 +577,15 @@ impl Packer<'_> {
             });
             let planes = planes.collect::<Result<Vec<_>, Error>>()?;
             let views = bank.views_of(kept, |i| &planes[i])?;
+            let guides = match self.calibration {
+                Some(calibration) => calibration.expert_guides(&bank.name, expert as usize, *target)?,
+                None => [Guide::None, Guide::None, Guide::None],
+            };
             let mut tile = Vec::with_capacity(stride);
-            for ((view, planes), range) in
-                views.into_iter().zip(planes.chunks(per_matrix)).zip(layout.ranges())
-            {
+            let of_matrices = planes.chunks(per_matrix).zip(layout.ranges()).zip(&guides);
+            for (view, ((planes, range), guide)) in views.into_iter().zip(of_matrices) {
                 tile.resize(HEADER_BYTES + range.start, 0);
-                let encoded = encode(view, &planes[0], *target, &mut tile);
+                let encoded = encode(view, &planes[0], *target, guide, &mut tile);
                 encoded.map_err(|error| self.tensor_error(&format!("{}.{expert}", bank.name), &error))?;
             }
             tile.resize(HEADER_BYTES + layout.payload_bytes(), 0);

@@ -363,12 +363,15 @@ impl Graph<'_> {
     /// The final mix, the final norm and the logits that were asked for.
     fn output(&mut self, logits: &mut Logits<'_>) -> Result<(), Error> {
         let (model, hidden) = (self.model, self.model.config.hidden_size);
-        if matches!(logits, Logits::None) {
+        if matches!(logits, Logits::None) && self.weights.moments.is_none() {
             return Ok(());
         }
         self.mix(model.layout.output_mix.as_ref());
         self.norm(&model.layout.final_norm);
         let (id, rows) = (model.layout.lm_head, model.config.vocab_size);
+        if let Some(moments) = &mut self.weights.moments {
+            moments.add(&self.weights.threads, id, &self.work.normed[..self.columns * hidden]);
+        }
         match logits {
             Logits::None => Ok(()),
             Logits::Last => {

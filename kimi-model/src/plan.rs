@@ -127,9 +127,9 @@ pub(crate) struct Planner<'a> {
     pub(crate) process_bytes: u64,
 }
 
-/// The names of the two items that no lease of its own stands for.
-pub(crate) const PROCESS_ITEMS: [&str; 3] =
-    ["process, index and small vectors", "stacks and allocator", "embedded weights"];
+/// The names of the items that no lease of its own stands for.
+pub(crate) const PROCESS_ITEMS: [&str; 4] =
+    ["process, index and small vectors", "stacks and allocator", "embedded weights", "beside the engine"];
 
 /// What a process takes that only plans for a model on another machine.
 const BARE_PROCESS: u64 = 8 * MIB;
@@ -279,11 +279,12 @@ impl Planner<'_> {
         let expert_slots = slots.min(self.layout.expert_count());
         let work = WorkSizes::new(self.config, self.kernels, columns, self.options);
         let embedded = self.sources.iter().filter(|source| source.backend() == Backend::Memory);
-        let [process, stacks, weights] = PROCESS_ITEMS;
+        let [process, stacks, weights, beside] = PROCESS_ITEMS;
         let items = [
             (process, self.process_bytes),
             (stacks, GROWTH + self.threads as u64 * GROWTH_PER_THREAD),
             (weights, embedded.map(|source| source.len()).sum()),
+            (beside, self.options.beside_bytes),
             ("recurrent state", sizes.state_bytes()),
             ("update log", sizes.log_bytes()),
             ("shadow state", sizes.shadow_bytes()),

@@ -10,6 +10,7 @@ use kimi_kernels::{Kernels, Scratch, Threads};
 use kimi_paging::{Lease, LeasedVec, Ring, Slots, TensorIndex};
 use kimi_quant::MatrixView;
 
+use crate::calibrate::Moments;
 use crate::error::Error;
 use crate::layout::{ExpertBank, ExpertStorage, MatrixId, TapeMatrix};
 use crate::operand::{Arith, Means, Operand};
@@ -157,6 +158,8 @@ pub(crate) struct Weights {
     /// Results of one tile before they are dealt out to the columns.
     pub(crate) tile: LeasedVec<f32>,
     pub(crate) counter: ReadCounter,
+    /// What the matrices see, while somebody gathers it.
+    pub(crate) moments: Option<Box<Moments>>,
 }
 
 /// The means of some weights, borrowing no more of them than that.
@@ -245,6 +248,9 @@ impl Weights {
         out: &mut [f32],
         cancel: &AtomicBool,
     ) -> Result<(), Error> {
+        if let Some(moments) = &mut self.moments {
+            moments.add(&self.threads, id, x.values());
+        }
         let rows = self.matrices[id.0].rows;
         self.tiles(id, cancel, |multiplier, first, view| multiplier.matmul(view, x, first, rows, out))
     }

@@ -35,6 +35,9 @@ pub(crate) struct PackArgs {
     /// Another SPEC for the matrices whose names match a pattern with `*` and `?`; the last that matches wins
     #[arg(long = "set", value_name = "PATTERN=SPEC", value_parser = parse_override)]
     pub(crate) overrides: Vec<(String, Encoding)>,
+    /// What the matrices see, gathered by `calibrate`: less loss at the same size, most with --hessian
+    #[arg(long, value_name = "STATS")]
+    pub(crate) calibration: Option<PathBuf>,
     /// Show what would be written, and stop
     #[arg(long)]
     pub(crate) dry_run: bool,

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use kimi_model::eval::{Comparison, compare, window_nats};
 use kimi_model::{Engine, Error};
-use kimi_text::{Specials, TokenId};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::args::{EngineArgs, EvalArgs};
+use crate::args::EvalArgs;
 use crate::exit::{Exit, Usage};
-use crate::{interrupt, progress, source, text};
+use crate::windows::{Tokens, bos, engine};
+use crate::{interrupt, progress, source};
 
 /// What the built-in model is called as a reference.
 const DEMO: &str = "demo";
@@ -35,28 +35,23 @@ struct State {
 pub(crate) fn run(args: &EvalArgs) -> anyhow::Result<Exit> {
     interrupt::install()?;
     let dir = args.model.as_deref();
-    let bytes = text::read(&args.text, false)?;
-    let tokenizer = source::require_tokenizer(dir)?;
-    let ids: Vec<u32> =
-        tokenizer.encode(&bytes, Specials::AsText).into_iter().map(|TokenId(id)| id).collect();
-    if ids.is_empty() {
-        return Err(Usage(format!("{} holds no text", args.text.display())).into());
-    }
+    let text = Tokens::read(dir, &args.text)?;
     let shares = if args.against.is_some() { 2 } else { 1 };
-    let mut engine = engine(dir, &args.engine, args.window, shares)?;
+    // Of two engines each gets the same memory.
+    let engine = |dir: Option<&Path>| {
+        let ram = args.engine.ram.map(|ram| ram / shares);
+        engine(dir, &args.engine, args.window, ram, |_| 0)
+    };
     let mut reference = match &args.against {
-        Some(reference) => {
-            let dir = Some(reference.as_path()).filter(|dir| dir.as_os_str() != DEMO);
-            Some(self::engine(dir, &args.engine, args.window, shares)?)
-        }
+        Some(reference) => Some(engine(Some(reference.as_path()).filter(|dir| dir.as_os_str() != DEMO))?),
         None => None,
     };
-    let bos = engine.model().config().bos_token_id;
-    let bos = bos.ok_or_else(|| Usage("the model names no beginning-of-sequence token".to_owned()))?;
+    let mut engine = engine(dir)?;
+    let bos = bos(&engine)?;
 
-    let windows: Vec<&[u32]> = ids.chunks(args.window).take(args.windows.unwrap_or(usize::MAX)).collect();
+    let windows = text.windows(args.window, args.windows);
     let tokens: usize = windows.iter().map(|window| window.len()).sum();
-    let mut state = State { question: question(args, tokens, bytes.len()), ..State::default() };
+    let mut state = State { question: question(args, tokens, text.text_bytes), ..State::default() };
     state.comparison = args.against.as_ref().map(|_| Comparison::default());
     if let Some(path) = &args.state
         && path.exists()
@@ -100,7 +95,7 @@ pub(crate) fn run(args: &EvalArgs) -> anyhow::Result<Exit> {
         }
         return Ok(Exit::Interrupted);
     }
-    tell(args, &state, &engine, tokens, bytes.len())?;
+    tell(args, &state, &engine, tokens, text.text_bytes)?;
     Ok(Exit::Ok)
 }
 
@@ -108,18 +103,6 @@ pub(crate) fn run(args: &EvalArgs) -> anyhow::Result<Exit> {
 enum Found {
     Nats(f64),
     Comparison(Comparison),
-}
-
-/// An engine for windows of a text; of `shares` engines each gets the same memory.
-fn engine(dir: Option<&Path>, args: &EngineArgs, window: usize, shares: u64) -> anyhow::Result<Engine> {
-    let ram = args.ram.map(|ram| ram / shares);
-    let model = source::model(dir, args.io, ram)?;
-    let mut options = args.options();
-    options.ram_bytes = ram;
-    options.positions = window;
-    options.columns = args.chunk.unwrap_or(window);
-    options.read = source::read_settings(&model, args.io, ram)?;
-    Ok(Engine::new(model, &options)?)
 }
 
 fn question(args: &EvalArgs, tokens: usize, bytes: usize) -> Value {

@@ -1,9 +1,11 @@
 //! `kimi-cli pack`.
 
 use std::io::{Write, stdout};
+use std::sync::Arc;
 use std::time::Instant;
 
 use kimi_model::Error;
+use kimi_model::calibrate::Calibration;
 use kimi_model::pack::{PackOptions, PackProgress, PackReport, Recipe, estimate, pack};
 
 use crate::args::{Io, PackArgs};
@@ -32,6 +34,7 @@ pub(crate) fn run(args: &PackArgs) -> anyhow::Result<Exit> {
     options.ram_bytes = args.ram;
     options.threads = args.threads.map(usize::from);
     options.reclaim = args.reclaim;
+    options.calibration = args.calibration.as_deref().map(Calibration::open).transpose()?.map(Arc::new);
     let bar = progress::bar(args.output.quiet);
     let packed = interrupt::cancellable(|cancel| {
         let show = |step: &PackProgress| {

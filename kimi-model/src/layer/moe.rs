@@ -93,7 +93,8 @@ pub(super) fn forward(step: &mut Step<'_>, layer: &Moe, x: &[f32], out: &mut [f3
     sum.fill(0.0);
     let [expert_in, expert_out] = [(); 2].map(|()| arena.take(w * width));
     let [gate, up, product] = [(); 3].map(|()| arena.take(w * inner_width));
-    weights.experts(bank, &routing.union, cancel, |means, id, [w1, w3, w2]| {
+    let mut moments = weights.moments.take();
+    let done = weights.experts(bank, &routing.union, cancel, |means, id, [w1, w3, w2]| {
         let threads = means.threads;
         let mut n = 0;
         for (c, _) in routing.users(id) {
@@ -108,6 +109,9 @@ pub(super) fn forward(step: &mut Step<'_>, layer: &Moe, x: &[f32], out: &mut [f3
         activation.apply(kernels, gate, up);
         let product = &mut product[..n * inner_width];
         to_columns(threads, gate, n, inner_width, product);
+        if let Some(moments) = &mut moments {
+            moments.add_expert(bank, id, &expert_in[..n * width], product);
+        }
         let mut h = Operand::new(kernels, threads, product, inner_width, inner)?;
         let result = &mut expert_out[..n * width];
         means.product(w2, &mut h, result)?;
@@ -117,7 +121,9 @@ pub(super) fn forward(step: &mut Step<'_>, layer: &Moe, x: &[f32], out: &mut [f3
             kernels.accumulate(&mut sum[c * width..][..width], weight, result);
         }
         Ok(())
-    })?;
+    });
+    weights.moments = moments;
+    done?;
 
     match &layer.latent {
         Some(latent) => {

@@ -1,10 +1,38 @@
 //! From the source's rows to a tile or a record.
 
-use kimi_quant::quantize::{Method, QuantizeError, Quantizer};
+use kimi_quant::quantize::{Gptq, QuantizeError, Quantizer};
 use kimi_quant::{Bf16, Encoding, IntFormat, MatrixView, bf12, int4, mxfp4};
 
 /// Rows that are turned to float32 at once: whole bands.
 const STEP_ROWS: usize = 64;
+
+/// What is known of the input of a matrix.
+#[derive(Debug)]
+pub(crate) enum Guide {
+    /// Nothing: all columns are alike.
+    None,
+    /// How much each column's error weighs.
+    Importance(Vec<f32>),
+    /// How the columns go together, too.
+    Gptq(Gptq),
+}
+
+impl Guide {
+    fn quantize(
+        &self,
+        format: IntFormat,
+        shape: [usize; 2],
+        weights: &[f32],
+    ) -> Result<Vec<u8>, QuantizeError> {
+        match self {
+            Self::None => Quantizer::new(format).quantize(shape, weights),
+            Self::Importance(importance) => {
+                Quantizer::new(format).importance(importance).quantize(shape, weights)
+            }
+            Self::Gptq(gptq) => gptq.quantize(shape, weights),
+        }
+    }
+}
 
 /// Why a matrix cannot be stored.
 #[derive(Debug, thiserror::Error)]
@@ -20,10 +48,12 @@ pub(crate) enum EncodeError {
 }
 
 /// The weights of `source` as `target` stores them, behind `out`; `bytes` is what `source` views, where that is one plane.
+/// Integers follow `guide`.
 pub(crate) fn encode(
     source: MatrixView<'_>,
     bytes: &[u8],
     target: Encoding,
+    guide: &Guide,
     out: &mut Vec<u8>,
 ) -> Result<(), EncodeError> {
     let shape = [source.rows(), source.cols()];
@@ -58,9 +88,8 @@ pub(crate) fn encode(
             Ok(())
         })?,
         (Encoding::Int(format), _) => {
-            let quantizer = Quantizer::new(format).method(Method::Search);
             by_rows(source, |first, shape, weights| {
-                let quantized = quantizer.quantize(shape, weights).map_err(|error| match error {
+                let quantized = guide.quantize(format, shape, weights).map_err(|error| match error {
                     QuantizeError::NotFinite(at) => not_finite(first, at),
                     QuantizeError::Layout(error) => error.into(),
                     _ => EncodeError::Unsupported { source_encoding: source.encoding(), target },
@@ -117,11 +146,9 @@ mod tests {
         for name in ["i4:g32:cb", "i3:g32", "i8:g128", "mxfp4:bands", "bf12", "bf16", "f32"] {
             let target: Encoding = name.parse().unwrap();
             let mut out = vec![7; 3];
-            encode(source, &bytes, target, &mut out).unwrap();
+            encode(source, &bytes, target, &Guide::None, &mut out).unwrap();
             let expected = match target {
-                Encoding::Int(format) => {
-                    Quantizer::new(format).method(Method::Search).quantize([rows, cols], &values).unwrap()
-                }
+                Encoding::Int(format) => Quantizer::new(format).quantize([rows, cols], &values).unwrap(),
                 Encoding::Mxfp4Bands => {
                     mxfp4::to_bands(mxfp4::quantize([rows, cols], &values).unwrap().view())
                 }
@@ -141,7 +168,8 @@ mod tests {
         bytes[2 * at..][..2].copy_from_slice(&Bf16::from_f32(f32::NAN).0.to_le_bytes());
         let source = MatrixView::from(DenseView::<Bf16>::new([rows, cols], &bytes).unwrap());
         for name in ["i4", "mxfp4:bands"] {
-            let error = encode(source, &bytes, name.parse().unwrap(), &mut Vec::new()).unwrap_err();
+            let error =
+                encode(source, &bytes, name.parse().unwrap(), &Guide::None, &mut Vec::new()).unwrap_err();
             assert!(matches!(error, EncodeError::NotFinite { row: 70, col: 5, .. }), "{error}");
         }
     }
