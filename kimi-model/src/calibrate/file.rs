@@ -63,7 +63,8 @@ struct BankContents {
 }
 
 /// The tensors of a layer's experts, and their types.
-const BANK_TENSORS: [(&str, &str); 3] = [("tokens", "U64"), ("input", "F32"), ("product", "F32")];
+const BANK_TENSORS: [(&str, Dtype); 3] =
+    [("tokens", Dtype::U64), ("input", Dtype::F32), ("product", Dtype::F32)];
 
 fn operand_name(i: usize) -> String {
     format!("operand.{i:05}")
@@ -113,7 +114,7 @@ impl Moments {
             let mut sums = [const { String::new() }; 3];
             for ((sum, (part, dtype)), (shape, bytes)) in sums.iter_mut().zip(BANK_TENSORS).zip(parts) {
                 let shape: Vec<_> = shape.iter().map(|&size| size as u64).collect();
-                *sum = write(&bank_name(i, part), dtype, &shape, bytes)?;
+                *sum = write(&bank_name(i, part), dtype.as_str(), &shape, bytes)?;
             }
             experts.push(BankContents { name: bank.name.to_string(), count, width, inner, xxh3: sums });
         }
@@ -153,10 +154,10 @@ impl Moments {
         if !same_operands || !same_experts || moments.block != *block {
             return Err(file.error("is of another model or of other options; give another file".to_owned()));
         }
+        file.verify()?;
         for (i, operand) in moments.operands.iter_mut().enumerate() {
             operand.values = file.operand(i)?;
         }
-        file.check_experts()?;
         for (i, bank) in moments.experts.iter_mut().enumerate() {
             let count = bank.tokens.len();
             bank.tokens = file.expert_tokens(i, 0..count)?;
@@ -284,7 +285,7 @@ impl Calibration {
                 return Err(self.error(format!("has other experts for `{}`", bank.name)));
             }
         }
-        self.check_experts()
+        self.verify()
     }
 
     /// How to quantize a matrix, by its name.
@@ -298,7 +299,9 @@ impl Calibration {
         }
         let values = self.operand(i)?;
         if block > 1 {
-            let gptq = Gptq::new(format, cols, block, &values, DAMPING);
+            // As many tokens of uniform inputs as a block has columns: few tokens leave directions unseen.
+            let unseen = block.min(cols) as f64 / self.contents.tokens.max(1) as f64;
+            let gptq = Gptq::new(format, cols, block, &values, DAMPING + unseen);
             return Ok(Guide::Gptq(gptq.map_err(|error| self.error(format!("`{tensor}`: {error}")))?));
         }
         Ok(Guide::Importance(importance(&values, self.contents.tokens)))
@@ -334,9 +337,6 @@ impl Calibration {
         let (source, offset) = self.place(&name, Dtype::F64, len)?;
         let mut bytes = vec![0; len.unwrap_or(0)];
         self.index.source(source).read_at(offset, &mut bytes)?;
-        if xxh3(&bytes) != of.xxh3 {
-            return Err(self.damaged(&name));
-        }
         let values: Vec<f64> = bytes.as_chunks().0.iter().map(|&bytes| f64::from_le_bytes(bytes)).collect();
         match values.iter().all(|value| value.is_finite()) {
             true => Ok(values),
@@ -345,7 +345,7 @@ impl Calibration {
     }
 
     fn expert_tokens(&self, i: usize, experts: std::ops::Range<usize>) -> Result<Vec<u64>, Error> {
-        let bytes = self.expert_tensor(i, 0, Dtype::U64, 8, experts)?;
+        let bytes = self.expert_tensor(i, 0, 8, experts)?;
         Ok(bytes.as_chunks().0.iter().map(|&bytes| u64::from_le_bytes(bytes)).collect())
     }
 
@@ -357,7 +357,7 @@ impl Calibration {
     ) -> Result<Vec<f32>, Error> {
         let of = &self.contents.experts[i];
         let len = [0, of.width, of.inner][part];
-        let bytes = self.expert_tensor(i, part, Dtype::F32, len.saturating_mul(4), experts)?;
+        let bytes = self.expert_tensor(i, part, len.saturating_mul(4), experts)?;
         let values: Vec<f32> = bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
         match values.iter().all(|value| value.is_finite() && *value >= 0.0) {
             true => Ok(values),
@@ -370,12 +370,12 @@ impl Calibration {
         &self,
         i: usize,
         part: usize,
-        dtype: Dtype,
         stride: usize,
         experts: std::ops::Range<usize>,
     ) -> Result<Vec<u8>, Error> {
         let of = &self.contents.experts[i];
-        let name = bank_name(i, BANK_TENSORS[part].0);
+        let (part, dtype) = BANK_TENSORS[part];
+        let name = bank_name(i, part);
         let (source, offset) = self.place(&name, dtype, of.count.checked_mul(stride))?;
         let missing = || self.error(format!("`{name}` has no expert {}", experts.start));
         if experts.end > of.count {
@@ -402,33 +402,37 @@ impl Calibration {
         }
     }
 
-    /// Holds the sums of all experts against their checksums, a piece at a time.
-    fn check_experts(&self) -> Result<(), Error> {
+    /// Holds all tensors against their checksums, a piece at a time.
+    fn verify(&self) -> Result<(), Error> {
         const PIECE: usize = 4 << 20;
-        for (i, of) in self.contents.experts.iter().enumerate() {
+        let Contents { operands, experts, block, .. } = &self.contents;
+        let size = |count: usize, stride: Option<usize>| stride.and_then(|stride| count.checked_mul(stride));
+        let of_operands = operands.iter().enumerate().map(|(i, of)| {
+            let bytes = block_values(of.cols, *block).and_then(|values| values.checked_mul(8));
+            (operand_name(i), Dtype::F64, bytes, &of.xxh3)
+        });
+        let of_experts = experts.iter().enumerate().flat_map(|(i, of)| {
             let strides = [Some(8), of.width.checked_mul(4), of.inner.checked_mul(4)];
-            for (((part, _), stride), expected) in BANK_TENSORS.into_iter().zip(strides).zip(&of.xxh3) {
-                let name = bank_name(i, part);
-                let dtype = if part == BANK_TENSORS[0].0 { Dtype::U64 } else { Dtype::F32 };
-                let bytes = stride.and_then(|stride| of.count.checked_mul(stride));
-                let (source, offset) = self.place(&name, dtype, bytes)?;
-                let (mut left, mut at, mut hash) = (bytes.unwrap_or(0), offset, XxHash3_64::new());
-                while left > 0 {
-                    let mut piece = vec![0; left.min(PIECE)];
-                    self.index.source(source).read_at(at, &mut piece)?;
-                    hash.write(&piece);
-                    (left, at) = (left - piece.len(), at + piece.len() as u64);
-                }
-                if format!("{:016x}", hash.finish()) != *expected {
-                    return Err(self.damaged(&name));
-                }
+            let parts = BANK_TENSORS.into_iter().zip(strides).zip(&of.xxh3);
+            parts.map(move |(((part, dtype), stride), xxh3)| {
+                (bank_name(i, part), dtype, size(of.count, stride), xxh3)
+            })
+        });
+        for (name, dtype, bytes, xxh3) in of_operands.chain(of_experts) {
+            let (source, offset) = self.place(&name, dtype, bytes)?;
+            let (mut left, mut at, mut hash) = (bytes.unwrap_or(0), offset, XxHash3_64::new());
+            while left > 0 {
+                let mut piece = vec![0; left.min(PIECE)];
+                self.index.source(source).read_at(at, &mut piece)?;
+                hash.write(&piece);
+                (left, at) = (left - piece.len(), at + piece.len() as u64);
+            }
+            if format!("{:016x}", hash.finish()) != *xxh3 {
+                let reason = format!("`{name}` is damaged: its checksum is another; calibrate again");
+                return Err(self.error(reason));
             }
         }
         Ok(())
-    }
-
-    fn damaged(&self, name: &str) -> Error {
-        self.error(format!("`{name}` is damaged: its checksum is another; calibrate again"))
     }
 
     fn error(&self, reason: String) -> Error {
