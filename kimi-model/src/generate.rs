@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::pass::{Logits, Observer, PassOptions};
 use crate::sampler::{Logprobs, Sampled, Sampler, SamplerOptions};
 use crate::session::Session;
+use crate::transcript::Transcript;
 
 /// What to generate and when to stop.
 #[derive(Debug, Clone, PartialEq)]
@@ -136,28 +137,73 @@ pub fn generate(
     session: &mut Session,
     prompt: &[u32],
     options: &GenerateOptions,
+    means: (Option<&Tokenizer>, &AtomicBool),
+    dump: Option<&mut LogitDump>,
+    listener: &mut dyn Listener,
+) -> Result<Generation, Error> {
+    // What the session has read before is not known here, and stays out of the transcript.
+    let mut transcript = Transcript::new();
+    go_on(engine, (session, &mut transcript, 0), prompt, options, means, dump, listener)
+}
+
+/// Generates as [`generate`] does, with a transcript: first what is pending in it is read, then the prompt, which may be empty if
+/// anything is pending. The transcript has all tokens afterwards, also after an error.
+///
+/// Penalties count the tokens of the transcript, and random numbers go on where it says if the seed is the same. So a generation in
+/// parts gives the tokens of one that was never interrupted.
+///
+/// # Errors
+/// As [`generate`], and [`Error::Transcript`] when the session has read more tokens than the transcript has.
+pub fn resume(
+    engine: &mut Engine,
+    (session, transcript): (&mut Session, &mut Transcript),
+    prompt: &[u32],
+    options: &GenerateOptions,
+    means: (Option<&Tokenizer>, &AtomicBool),
+    dump: Option<&mut LogitDump>,
+    listener: &mut dyn Listener,
+) -> Result<Generation, Error> {
+    let read = session.position();
+    transcript.pending(read)?;
+    go_on(engine, (session, transcript, read), prompt, options, means, dump, listener)
+}
+
+/// Generates after the first `read` tokens of a transcript.
+fn go_on(
+    engine: &mut Engine,
+    (session, transcript, read): (&mut Session, &mut Transcript, usize),
+    prompt: &[u32],
+    options: &GenerateOptions,
     (tokenizer, cancel): (Option<&Tokenizer>, &AtomicBool),
     mut dump: Option<&mut LogitDump>,
     listener: &mut dyn Listener,
 ) -> Result<Generation, Error> {
-    if prompt.is_empty() {
+    let unread = transcript.tokens().len() - read + prompt.len();
+    if unread == 0 {
         return Err(Error::EmptyPrompt);
     }
     let (capacity, position) = (session.capacity(), session.position());
-    if prompt.len() > capacity - position {
-        return Err(Error::ContextFull { capacity, position, tokens: prompt.len() });
+    if unread > capacity - position {
+        return Err(Error::ContextFull { capacity, position, tokens: unread });
     }
     let mut text = Text::new(tokenizer, &options.stop)?;
     let mut sampler = Sampler::new(&options.sampler, engine.model().config().vocab_size)?;
-    sampler.prompt(prompt);
+    if let Some(random) = transcript.random() {
+        sampler.continue_random(random);
+    }
+    transcript.give(prompt);
+    sampler.history(transcript.tokens().iter().copied().zip(transcript.sampled().iter().copied()));
+    let prompt = transcript.tokens()[read..].to_vec();
     let mut run = Run { engine, session, cancel, logits: Vec::new(), passes: 0 };
     let start = Instant::now();
-    let prefilled = run.prompt(prompt, options, dump.as_deref_mut(), listener);
+    let prefilled = run.prompt(&prompt, options, dump.as_deref_mut(), listener);
     let prefill = start.elapsed();
     let (mut chosen, start) = (Chosen::new(options), Instant::now());
-    let finish = match prefilled
-        .and_then(|()| run.tokens(options, &mut sampler, &mut text, dump, listener, &mut chosen))
-    {
+    let finish =
+        prefilled.and_then(|()| run.tokens(options, &mut sampler, &mut text, dump, listener, &mut chosen));
+    chosen.ids.iter().for_each(|&id| transcript.sample(id));
+    transcript.set_random(sampler.random());
+    let finish = match finish {
         Ok(finish) => finish,
         Err(Error::Cancelled) => FinishReason::Cancelled,
         Err(error) => return Err(error),
