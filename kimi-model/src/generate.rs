@@ -29,6 +29,22 @@ pub struct GenerateOptions {
     pub ignore_eos: bool,
     /// The most tokens of a pass over the prompt; 0 takes as many as the engine allows.
     pub chunk: usize,
+    /// Positions of the session, within the prompt, at which a pass ends and [`Listener::checkpoint`] is called. At the end of the prompt
+    /// it always is.
+    pub checkpoints: Vec<usize>,
+    /// The same at every multiple of this number of positions; 0 at none.
+    pub checkpoint_every: usize,
+}
+
+impl GenerateOptions {
+    /// The first checkpoint behind a position.
+    fn checkpoint_behind(&self, position: usize) -> usize {
+        let every = position
+            .checked_div(self.checkpoint_every)
+            .map(|count| (count + 1).saturating_mul(self.checkpoint_every));
+        let listed = self.checkpoints.iter().copied().filter(|&at| at > position).min();
+        every.unwrap_or(usize::MAX).min(listed.unwrap_or(usize::MAX))
+    }
 }
 
 impl Default for GenerateOptions {
@@ -40,6 +56,8 @@ impl Default for GenerateOptions {
             eos_token_ids: None,
             ignore_eos: false,
             chunk: 0,
+            checkpoints: Vec::new(),
+            checkpoint_every: 0,
         }
     }
 }
@@ -78,6 +96,12 @@ pub trait Listener: Observer {
     /// `done` of `total` prompt tokens have been read.
     fn prompt(&mut self, done: usize, total: usize) {
         let _ = (done, total);
+    }
+
+    /// The session stands at a checkpoint ([`GenerateOptions::checkpoints`]) or at the end of the prompt. `read` are the tokens that this
+    /// generation has read so far.
+    fn checkpoint(&mut self, engine: &Engine, session: &Session, read: &[u32]) {
+        let _ = (engine, session, read);
     }
 
     /// A token was chosen; [`token`](Self::token) follows.
@@ -254,9 +278,12 @@ impl Run<'_> {
             0 => self.engine.max_columns(),
             chunk => chunk.min(self.engine.max_columns()),
         };
-        let mut done = 0;
-        for tokens in prompt.chunks(chunk) {
-            done += tokens.len();
+        let (mut done, start) = (0, self.session.position());
+        while done < prompt.len() {
+            let checkpoint = options.checkpoint_behind(start + done);
+            let width = chunk.min(prompt.len() - done).min(checkpoint - start - done);
+            let tokens = &prompt[done..done + width];
+            done += width;
             let last = done == prompt.len();
             let more = !last || options.max_tokens > 1;
             let logits = match &mut dump {
@@ -273,6 +300,9 @@ impl Run<'_> {
                 self.logits.extend_from_slice(dump.last_column());
             }
             listener.prompt(done, prompt.len());
+            if last || start + done == checkpoint {
+                listener.checkpoint(self.engine, self.session, &prompt[..done]);
+            }
         }
         Ok(())
     }
