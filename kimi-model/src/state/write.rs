@@ -90,7 +90,7 @@ impl<'a> Writer<'a> {
     fn new(file: &'a mut File, header: &Header) -> io::Result<Self> {
         let bytes = header.to_bytes();
         file.write_all(&bytes)?;
-        let buffer = Vec::with_capacity(CHUNK_BYTES);
+        let buffer = vec![0; CHUNK_BYTES];
         Ok(Self { file, sums: Sums::new(&bytes), buffer, written: HEADER_BYTES as u64 })
     }
 
@@ -138,9 +138,11 @@ impl<'a> Writer<'a> {
     ) -> io::Result<()> {
         let mut buffer = std::mem::take(&mut self.buffer);
         for values in values.chunks(CHUNK_BYTES / N) {
-            buffer.clear();
-            buffer.extend(values.iter().flat_map(|&value| to_bytes(value)));
-            self.bytes(&buffer)?;
+            let bytes = &mut buffer[..values.len() * N];
+            for (bytes, &value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
+                *bytes = to_bytes(value);
+            }
+            self.bytes(bytes)?;
         }
         self.buffer = buffer;
         Ok(())
