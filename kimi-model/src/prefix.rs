@@ -147,7 +147,8 @@ impl PrefixCache {
             return Err(Error::Transcript { tokens: tokens.len(), position: session.position() });
         }
         let path = self.path(engine, tokens)?;
-        if path.exists() {
+        // What is not whole is written anew.
+        if engine.open_state(&path).is_ok() {
             touch(&path);
             return Ok(Stored::Known);
         }

@@ -7,6 +7,7 @@ mod problem;
 mod read;
 mod write;
 
+use std::fs::File;
 use std::path::Path;
 
 pub use header::{HEADER_BYTES, Header, MAGIC, VERSION};
@@ -63,7 +64,7 @@ impl Engine {
     /// of arithmetic or longer context; [`Error::Paging`] when the budget has no room for another session; errors of the system.
     pub fn load_session(&self, path: &Path) -> Result<(Session, Transcript), Error> {
         // Before memory is taken for it.
-        self.check_state(&Header::open(path)?, path)?;
+        self.open_state(path)?;
         let mut session = self.session()?;
         let transcript = self.fill_session(&mut session, path)?;
         Ok((session, transcript))
@@ -72,6 +73,17 @@ impl Engine {
     /// Fills an empty session from a file; it is empty again when that fails.
     pub(crate) fn fill_session(&self, session: &mut Session, path: &Path) -> Result<Transcript, Error> {
         assert_eq!(session.position(), 0, "only an empty session is filled");
+        let (file, header) = self.open_state(path)?;
+        let vocab_size = self.model.config.vocab_size;
+        let read = read::read(file, &header, session, vocab_size, path);
+        if read.is_err() {
+            session.clear();
+        }
+        read
+    }
+
+    /// Opens a file that is for this engine, by its header, and has the length that the header asks for.
+    pub(crate) fn open_state(&self, path: &Path) -> Result<(File, Header), Error> {
         let (file, header) = read::open(path)?;
         self.check_state(&header, path)?;
         let found = file.metadata().map_err(io_error("read", path))?.len();
@@ -79,12 +91,7 @@ impl Engine {
         if found != expected {
             return Err(StateProblem::Length { expected, found }.of(path));
         }
-        let vocab_size = self.model.config.vocab_size;
-        let read = read::read(file, &header, session, vocab_size, path);
-        if read.is_err() {
-            session.clear();
-        }
-        read
+        Ok((file, header))
     }
 
     /// Bytes of a file for a session at `position` with as many tokens.

@@ -211,7 +211,12 @@ fn broken_states_are_deleted_and_shorter_ones_used() {
     for path in states(dir.path()) {
         File::create(path).unwrap();
     }
-    assert_eq!(run(&mut engine, Some(&cache), &prompt, &options()), (expected, 0));
+    assert_eq!(run(&mut engine, Some(&cache), &prompt, &options()), (expected.clone(), 0));
+    let mut longer = prompt;
+    longer.push(1);
+    // The one of the whole prompt was written anew.
+    let mut session = engine.session().unwrap();
+    assert_eq!(cache.restore(&engine, &mut session, &longer).unwrap(), 20);
 }
 
 #[test]
