@@ -133,7 +133,7 @@ mod tests {
         fs::create_dir_all(&folder).unwrap();
         let write = |name: &str| fs::write(folder.join(name), [0; 10]).unwrap();
         let state = format!("12-{}.state", "ab".repeat(16));
-        [&state, "notes.txt", ".12.state.x.partial", "12-short.state"].map(write);
+        [&state, "notes.txt", ".12.state.x.partial", "12-short.state"].into_iter().for_each(write);
         fs::write(dir.path().join("readme"), "mine").unwrap();
         let now = SystemTime::now();
         make_room(dir.path(), 10, now).unwrap();
