@@ -7,6 +7,7 @@ mod eval;
 mod pack;
 mod plan;
 mod sampling;
+mod state;
 
 use std::path::PathBuf;
 
@@ -21,6 +22,7 @@ pub(crate) use eval::EvalArgs;
 pub(crate) use pack::{PackArgs, PackedArgs, UnpackArgs, VerifyArgs};
 pub(crate) use plan::PlanArgs;
 pub(crate) use sampling::SamplingArgs;
+pub(crate) use state::{PrefixArgs, StateArgs};
 
 /// Run Kimi K3 on an ordinary CPU.
 #[derive(Debug, Parser)]
@@ -125,6 +127,10 @@ pub(crate) struct RunArgs {
     pub(crate) ignore_eos: bool,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) state: StateArgs,
+    #[command(flatten)]
+    pub(crate) prefix: PrefixArgs,
 
     #[command(flatten)]
     pub(crate) engine: EngineArgs,

@@ -3,8 +3,8 @@
 use std::io;
 use std::process::ExitCode;
 
-use kimi_model::Error;
 use kimi_model::bench::BenchError;
+use kimi_model::{Error, StateProblem};
 use kimi_paging::Error as Paging;
 
 /// How a run ended.
@@ -89,6 +89,13 @@ fn classify_model(error: &Error) -> Exit {
         | Error::Token { .. }
         | Error::UnsupportedIsa { .. }
         | Error::ContextFull { .. } => Exit::Usage,
+        Error::State(error) => match error.problem {
+            StateProblem::Kv { .. }
+            | StateProblem::Arith { .. }
+            | StateProblem::Model
+            | StateProblem::Context { .. } => Exit::Usage,
+            _ => Exit::Corrupt,
+        },
         Error::Cancelled => Exit::Interrupted,
         _ => Exit::Runtime,
     }

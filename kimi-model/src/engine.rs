@@ -186,6 +186,11 @@ impl Engine {
         Session::new(&self.model.config, &self.sizes, &self.budget)
     }
 
+    /// What its sessions consist of.
+    pub(crate) fn session_sizes(&self) -> &SessionSizes {
+        &self.sizes
+    }
+
     /// The model.
     pub fn model(&self) -> &Arc<Model> {
         &self.model

@@ -258,6 +258,17 @@ pub enum Error {
     /// A generated id that the tokenizer does not know.
     #[error(transparent)]
     UnknownToken(#[from] kimi_text::UnknownToken),
+    /// A transcript that is not that of a session.
+    #[error("the session has read {position} tokens, its transcript has {tokens}")]
+    Transcript {
+        /// Tokens of the transcript.
+        tokens: usize,
+        /// Tokens that the session has read.
+        position: usize,
+    },
+    /// A saved session that cannot be used.
+    #[error(transparent)]
+    State(#[from] crate::state::StateError),
     /// Somebody asked for the end.
     #[error("cancelled")]
     Cancelled,

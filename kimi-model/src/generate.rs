@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::pass::{Logits, Observer, PassOptions};
 use crate::sampler::{Logprobs, Sampled, Sampler, SamplerOptions};
 use crate::session::Session;
+use crate::transcript::Transcript;
 
 /// What to generate and when to stop.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,6 +29,22 @@ pub struct GenerateOptions {
     pub ignore_eos: bool,
     /// The most tokens of a pass over the prompt; 0 takes as many as the engine allows.
     pub chunk: usize,
+    /// Positions of the session, within the prompt, at which a pass ends and [`Listener::checkpoint`] is called. At the end of the prompt
+    /// it always is.
+    pub checkpoints: Vec<usize>,
+    /// The same at every multiple of this number of positions; 0 at none.
+    pub checkpoint_every: usize,
+}
+
+impl GenerateOptions {
+    /// The first checkpoint behind a position.
+    fn checkpoint_behind(&self, position: usize) -> usize {
+        let every = position
+            .checked_div(self.checkpoint_every)
+            .map(|count| (count + 1).saturating_mul(self.checkpoint_every));
+        let listed = self.checkpoints.iter().copied().filter(|&at| at > position).min();
+        every.unwrap_or(usize::MAX).min(listed.unwrap_or(usize::MAX))
+    }
 }
 
 impl Default for GenerateOptions {
@@ -39,6 +56,8 @@ impl Default for GenerateOptions {
             eos_token_ids: None,
             ignore_eos: false,
             chunk: 0,
+            checkpoints: Vec::new(),
+            checkpoint_every: 0,
         }
     }
 }
@@ -77,6 +96,12 @@ pub trait Listener: Observer {
     /// `done` of `total` prompt tokens have been read.
     fn prompt(&mut self, done: usize, total: usize) {
         let _ = (done, total);
+    }
+
+    /// The session stands at a checkpoint ([`GenerateOptions::checkpoints`]) or at the end of the prompt. `read` are the tokens that this
+    /// generation has read so far.
+    fn checkpoint(&mut self, engine: &Engine, session: &Session, read: &[u32]) {
+        let _ = (engine, session, read);
     }
 
     /// A token was chosen; [`token`](Self::token) follows.
@@ -136,28 +161,73 @@ pub fn generate(
     session: &mut Session,
     prompt: &[u32],
     options: &GenerateOptions,
+    means: (Option<&Tokenizer>, &AtomicBool),
+    dump: Option<&mut LogitDump>,
+    listener: &mut dyn Listener,
+) -> Result<Generation, Error> {
+    // What the session has read before is not known here, and stays out of the transcript.
+    let mut transcript = Transcript::new();
+    go_on(engine, (session, &mut transcript, 0), prompt, options, means, dump, listener)
+}
+
+/// Generates as [`generate`] does, with a transcript: first what is pending in it is read, then the prompt, which may be empty if
+/// anything is pending. The transcript has all tokens afterwards, also after an error.
+///
+/// Penalties count the tokens of the transcript, and random numbers go on where it says if the seed is the same. So a generation in
+/// parts gives the tokens of one that was never interrupted.
+///
+/// # Errors
+/// As [`generate`], and [`Error::Transcript`] when the session has read more tokens than the transcript has.
+pub fn resume(
+    engine: &mut Engine,
+    (session, transcript): (&mut Session, &mut Transcript),
+    prompt: &[u32],
+    options: &GenerateOptions,
+    means: (Option<&Tokenizer>, &AtomicBool),
+    dump: Option<&mut LogitDump>,
+    listener: &mut dyn Listener,
+) -> Result<Generation, Error> {
+    let read = session.position();
+    transcript.pending(read)?;
+    go_on(engine, (session, transcript, read), prompt, options, means, dump, listener)
+}
+
+/// Generates after the first `read` tokens of a transcript.
+fn go_on(
+    engine: &mut Engine,
+    (session, transcript, read): (&mut Session, &mut Transcript, usize),
+    prompt: &[u32],
+    options: &GenerateOptions,
     (tokenizer, cancel): (Option<&Tokenizer>, &AtomicBool),
     mut dump: Option<&mut LogitDump>,
     listener: &mut dyn Listener,
 ) -> Result<Generation, Error> {
-    if prompt.is_empty() {
+    let unread = transcript.tokens().len() - read + prompt.len();
+    if unread == 0 {
         return Err(Error::EmptyPrompt);
     }
     let (capacity, position) = (session.capacity(), session.position());
-    if prompt.len() > capacity - position {
-        return Err(Error::ContextFull { capacity, position, tokens: prompt.len() });
+    if unread > capacity - position {
+        return Err(Error::ContextFull { capacity, position, tokens: unread });
     }
     let mut text = Text::new(tokenizer, &options.stop)?;
     let mut sampler = Sampler::new(&options.sampler, engine.model().config().vocab_size)?;
-    sampler.prompt(prompt);
+    if let Some(random) = transcript.random() {
+        sampler.continue_random(random);
+    }
+    transcript.give(prompt);
+    sampler.history(transcript.tokens().iter().copied().zip(transcript.sampled().iter().copied()));
+    let prompt = transcript.tokens()[read..].to_vec();
     let mut run = Run { engine, session, cancel, logits: Vec::new(), passes: 0 };
     let start = Instant::now();
-    let prefilled = run.prompt(prompt, options, dump.as_deref_mut(), listener);
+    let prefilled = run.prompt(&prompt, options, dump.as_deref_mut(), listener);
     let prefill = start.elapsed();
     let (mut chosen, start) = (Chosen::new(options), Instant::now());
-    let finish = match prefilled
-        .and_then(|()| run.tokens(options, &mut sampler, &mut text, dump, listener, &mut chosen))
-    {
+    let finish =
+        prefilled.and_then(|()| run.tokens(options, &mut sampler, &mut text, dump, listener, &mut chosen));
+    chosen.ids.iter().for_each(|&id| transcript.sample(id));
+    transcript.set_random(sampler.random());
+    let finish = match finish {
         Ok(finish) => finish,
         Err(Error::Cancelled) => FinishReason::Cancelled,
         Err(error) => return Err(error),
@@ -208,9 +278,12 @@ impl Run<'_> {
             0 => self.engine.max_columns(),
             chunk => chunk.min(self.engine.max_columns()),
         };
-        let mut done = 0;
-        for tokens in prompt.chunks(chunk) {
-            done += tokens.len();
+        let (mut done, start) = (0, self.session.position());
+        while done < prompt.len() {
+            let checkpoint = options.checkpoint_behind(start + done);
+            let width = chunk.min(prompt.len() - done).min(checkpoint - start - done);
+            let tokens = &prompt[done..done + width];
+            done += width;
             let last = done == prompt.len();
             let more = !last || options.max_tokens > 1;
             let logits = match &mut dump {
@@ -227,6 +300,9 @@ impl Run<'_> {
                 self.logits.extend_from_slice(dump.last_column());
             }
             listener.prompt(done, prompt.len());
+            if last || start + done == checkpoint {
+                listener.checkpoint(self.engine, self.session, &prompt[..done]);
+            }
         }
         Ok(())
     }

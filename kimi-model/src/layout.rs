@@ -214,38 +214,40 @@ impl Layout {
         self.banks().map(|bank| bank.count).sum()
     }
 
+    /// The vectors held in memory, in a fixed order.
+    pub(crate) fn vectors(&self) -> impl Iterator<Item = &[f32]> {
+        let layers = self.layers.iter().flat_map(Layer::vectors);
+        layers.chain(self.output_mix.as_deref()).chain([&*self.final_norm])
+    }
+
     /// Bytes of the vectors held in memory.
     pub(crate) fn vector_bytes(&self) -> u64 {
-        let floats = self.layers.iter().map(Layer::vector_floats).sum::<usize>()
-            + self.output_mix.as_ref().map_or(0, Vec::len)
-            + self.final_norm.len();
+        let floats = self.vectors().map(<[f32]>::len).sum::<usize>();
         let scales = self.matrices.iter().filter_map(|matrix| matrix.scales.as_ref());
         floats as u64 * 4 + scales.map(|scales| scales.plane.len() as u64).sum::<u64>()
     }
 }
 
 impl Layer {
-    fn vector_floats(&self) -> usize {
-        let attention = match &self.attention {
+    /// The vectors held in memory, in a fixed order.
+    fn vectors(&self) -> Vec<&[f32]> {
+        let mut vectors: Vec<&[f32]> = vec![&self.input_norm, &self.post_attention_norm];
+        vectors.extend(self.mixes.iter().flatten().map(Vec::as_slice));
+        match &self.attention {
             Attention::Kda(kda) => {
-                kda.taps.iter().map(Vec::len).sum::<usize>()
-                    + kda.dt_bias.len()
-                    + kda.rates.len()
-                    + kda.output_norm.len()
+                vectors.extend(kda.taps.iter().map(Vec::as_slice));
+                vectors.extend([&*kda.dt_bias, &*kda.rates, &*kda.output_norm]);
             }
             Attention::Mla(mla) => {
-                mla.query_low_rank.as_ref().map_or(0, |low_rank| low_rank.norm.len()) + mla.latent_norm.len()
+                vectors.extend(mla.query_low_rank.as_ref().map(|low_rank| &*low_rank.norm));
+                vectors.push(&mla.latent_norm);
             }
-        };
-        let feed_forward = match &self.feed_forward {
-            FeedForward::Dense(_) => 0,
-            FeedForward::Moe(moe) => {
-                let norm = moe.latent.as_ref().and_then(|latent| latent.norm.as_ref());
-                moe.bias.len() + norm.map_or(0, Vec::len)
-            }
-        };
-        let mixes = self.mixes.iter().flatten().map(Vec::len).sum::<usize>();
-        attention + feed_forward + mixes + self.input_norm.len() + self.post_attention_norm.len()
+        }
+        if let FeedForward::Moe(moe) = &self.feed_forward {
+            vectors.push(&moe.bias);
+            vectors.extend(moe.latent.as_ref().and_then(|latent| latent.norm.as_deref()));
+        }
+        vectors
     }
 }
 

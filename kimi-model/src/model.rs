@@ -1,7 +1,7 @@
 //! A checkpoint, opened and checked.
 
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use kimi_paging::{Source, TensorIndex};
 
@@ -19,6 +19,8 @@ pub struct Model {
     pub(crate) config: Config,
     pub(crate) checkpoint: Checkpoint,
     pub(crate) layout: Layout,
+    /// Computed when a session is first saved or loaded.
+    pub(crate) fingerprint: OnceLock<[u8; 32]>,
 }
 
 impl Model {
@@ -58,7 +60,7 @@ impl Model {
     ) -> Result<Self, Error> {
         let checkpoint = Checkpoint::with_manifest(index, dir, manifest)?;
         let layout = Layout::new(&config, &checkpoint)?;
-        Ok(Self { config, checkpoint, layout })
+        Ok(Self { config, checkpoint, layout, fingerprint: OnceLock::new() })
     }
 
     /// The configuration.

@@ -8,7 +8,7 @@ mod journal;
 mod recipe;
 mod reclaim;
 mod work;
-mod writer;
+pub(crate) mod writer;
 
 use std::hash::Hasher;
 use std::path::{Path, PathBuf};

@@ -8,6 +8,7 @@ mod rank;
 
 pub use logprobs::{Logprobs, TokenLogprob};
 pub use options::{MAX_LOGPROBS, SamplerOptions};
+pub use random::RandomState;
 
 use crate::error::SamplerError;
 use penalties::Penalties;
@@ -85,6 +86,25 @@ impl Sampler {
     pub fn prompt(&mut self, ids: &[u32]) {
         if let Some(penalties) = &mut self.penalties {
             ids.iter().for_each(|&id| penalties.push(id, false));
+        }
+    }
+
+    /// Tells of the tokens before a sampler was made, each with whether it was sampled.
+    pub(crate) fn history(&mut self, tokens: impl Iterator<Item = (u32, bool)>) {
+        if let Some(penalties) = &mut self.penalties {
+            tokens.for_each(|(id, sampled)| penalties.push(id, sampled));
+        }
+    }
+
+    /// Where the random numbers stand.
+    pub fn random(&self) -> RandomState {
+        RandomState { seed: self.options.seed, state: self.random.state() }
+    }
+
+    /// Goes on with the random numbers of another sampler, if they began with the same seed.
+    pub fn continue_random(&mut self, random: RandomState) {
+        if random.seed == self.options.seed {
+            self.random = SplitMix64::new(random.state);
         }
     }
 

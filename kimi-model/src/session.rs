@@ -42,6 +42,18 @@ impl Session {
         self.capacity
     }
 
+    /// Forgets everything.
+    pub(crate) fn clear(&mut self) {
+        self.position = 0;
+        for kda in &mut self.kda {
+            kda.state.fill(0.0);
+            kda.tails.fill(0.0);
+        }
+        for cache in &mut self.kv {
+            cache.blocks.clear();
+        }
+    }
+
     /// Makes room for the latents of `columns` more positions.
     pub(crate) fn reserve(&mut self, columns: usize) -> Result<(), Error> {
         let needed = self.position + columns;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use kimi_text::chat::Effort;
 
-use super::{EngineArgs, SamplingArgs, Verbosity};
+use super::{EngineArgs, PrefixArgs, SamplingArgs, Verbosity};
 
 #[derive(Debug, Args)]
 pub(crate) struct ChatArgs {
@@ -37,6 +37,8 @@ pub(crate) struct ChatArgs {
     pub(crate) max_tokens: usize,
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) prefix: PrefixArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
     #[command(flatten)]

@@ -38,9 +38,9 @@ pub(crate) struct SamplingArgs {
     /// Report the log-probability of every token, and of the N most probable ones in its place (at most 20)
     #[arg(long, value_name = "N")]
     logprobs: Option<usize>,
-    /// Selects the random numbers
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
+    /// Selects the random numbers [default: that of --load-state, else 0]
+    #[arg(long, value_name = "N")]
+    pub(crate) seed: Option<u64>,
 }
 
 impl SamplingArgs {
@@ -56,7 +56,7 @@ impl SamplingArgs {
         options.penalty_window = self.penalty_window;
         options.logit_bias.clone_from(&self.logit_bias);
         options.logprobs = self.logprobs;
-        options.seed = self.seed;
+        options.seed = self.seed.unwrap_or(options.seed);
     }
 }
 

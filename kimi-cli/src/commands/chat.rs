@@ -8,17 +8,19 @@ mod view;
 
 use std::io::{IsTerminal, Write, stderr, stdin, stdout};
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::Context;
 use console::style;
-use kimi_model::{Engine, FinishReason, GenerateOptions};
+use kimi_model::prefix::Storing;
+use kimi_model::{Engine, Error, FinishReason, GenerateOptions, Generation, PrefixCache, Transcript};
 use kimi_text::Tokenizer;
 use kimi_text::chat::{ChatFormat, ChatOptions, Message};
 use rustyline::DefaultEditor;
 use rustyline::error::ReadlineError;
 
 use self::answer::Answer;
-use self::conversation::{Conversation, name_of};
+use self::conversation::{Conversation, Prompt, name_of};
 use self::settings::Settings;
 use self::view::{TextView, View};
 use crate::args::{ChatArgs, When};
@@ -54,6 +56,7 @@ pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<Exit> {
     options.read = source::read_settings(&model, args.engine.io, args.engine.ram)?;
     let mut generate = sampling::options(dir, &args.sampling, model.config())?;
     generate.max_tokens = args.max_tokens;
+    let prefixes = args.prefix.open(&mut generate)?;
     let mut engine = Engine::new(model, &options)?;
     end_with_the_turn(&mut generate, &engine, format, &tokenizer)?;
     let mut rendering = ChatOptions::default();
@@ -65,7 +68,8 @@ pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<Exit> {
         conversation.load_tools(file)?;
     }
     let settings = Settings { generate, chat: rendering, reasoning: args.reasoning };
-    let mut chat = Chat { args, tokenizer: &tokenizer, settings, engine: &mut engine };
+    let prefixes = prefixes.as_ref();
+    let mut chat = Chat { args, tokenizer: &tokenizer, settings, engine: &mut engine, prefixes };
     if let Some(once) = &args.once {
         let message = if once == "-" { text::read_stdin(false)? } else { once.clone() };
         return Ok(match chat.say(&mut conversation, vec![Message::user(message)])? {
@@ -101,6 +105,7 @@ struct Chat<'a> {
     tokenizer: &'a Tokenizer,
     settings: Settings,
     engine: &'a mut Engine,
+    prefixes: Option<&'a PrefixCache>,
 }
 
 /// What an answer took.
@@ -108,6 +113,7 @@ struct Turn {
     finish: FinishReason,
     prompt_tokens: usize,
     computed_tokens: usize,
+    reused_tokens: usize,
     generated_tokens: usize,
     seconds_per_token: Option<f64>,
     bytes_read: u64,
@@ -239,12 +245,16 @@ impl Chat<'_> {
         let mut view = TextView::new(reasoning, terminal, quiet);
         let turn = self.turn(conversation, messages, &mut view, &|| false)?;
         if self.args.verbosity.verbose || (terminal && !self.args.verbosity.quiet) {
-            let Turn { finish, prompt_tokens, computed_tokens, generated_tokens, .. } = turn;
+            let Turn { finish, prompt_tokens, computed_tokens, reused_tokens, generated_tokens, .. } = turn;
+            let stored = match reused_tokens {
+                0 => String::new(),
+                count => format!(", {count} from the prefix cache"),
+            };
             let pace =
                 turn.seconds_per_token.map_or_else(String::new, |seconds| format!(", {seconds:.3} s/token"));
             let (position, capacity) = conversation.position();
             let line = format!(
-                "{computed_tokens} of {prompt_tokens} prompt tokens computed, {generated_tokens} generated{pace}, {} read, {} per computed token, {position} of {capacity} positions, {}",
+                "{computed_tokens} of {prompt_tokens} prompt tokens computed{stored}, {generated_tokens} generated{pace}, {} read, {} per computed token, {position} of {capacity} positions, {}",
                 bytes(turn.bytes_read),
                 bytes(turn.bytes_read / (computed_tokens + generated_tokens).max(1) as u64),
                 finish.name()
@@ -270,14 +280,12 @@ impl Chat<'_> {
         let read_before = self.engine.bytes_read().total();
         let prompt = conversation.ask(messages, &self.settings.chat, self.tokenizer, self.engine)?;
         let mut answer = Answer::new(conversation, prompt.opening, self.tokenizer, view)?;
+        let mut reused = 0;
         let generated = interrupt::cancellable(|cancel| {
             if is_stopped() {
                 return Ok(None);
             }
-            let means = (Some(self.tokenizer), cancel);
-            let (session, options) = (conversation.session(), &self.settings.generate);
-            kimi_model::generate(self.engine, session, &prompt.ids, options, means, None, &mut answer)
-                .map(Some)
+            self.generate(conversation, &prompt, cancel, &mut answer, &mut reused).map(Some)
         });
         let turn = answer.finish();
         let (generation, turn) = match (generated, turn) {
@@ -294,15 +302,17 @@ impl Chat<'_> {
         let costs = Turn {
             finish: FinishReason::Cancelled,
             prompt_tokens: prompt.tokens,
-            computed_tokens: prompt.ids.len(),
+            computed_tokens: prompt.ids.len() - reused,
+            reused_tokens: reused,
             generated_tokens: 0,
             seconds_per_token: None,
             bytes_read: self.engine.bytes_read().total() - read_before,
         };
         let Some(generation) = generation else {
             conversation.withdraw(prompt.before);
-            return Ok(Turn { computed_tokens: 0, ..costs });
+            return Ok(Turn { computed_tokens: 0, reused_tokens: 0, ..costs });
         };
+        conversation.has_read(&[&*prompt.ids, &*generation.ids].concat());
         conversation.answered(prompt.before, &generation, turn);
         Ok(Turn {
             finish: generation.finish,
@@ -310,6 +320,45 @@ impl Chat<'_> {
             seconds_per_token: generation.decode_seconds_per_token(),
             ..costs
         })
+    }
+
+    /// Reads a prompt, as far as it is not stored, and generates the answer.
+    fn generate(
+        &mut self,
+        conversation: &mut Conversation,
+        prompt: &Prompt,
+        cancel: &AtomicBool,
+        answer: &mut Answer<'_>,
+        reused: &mut usize,
+    ) -> Result<Generation, Error> {
+        let (engine, means) = (&mut *self.engine, (Some(self.tokenizer), cancel));
+        let mut options = self.settings.generate.clone();
+        let (generated, unstored) = if prompt.anew {
+            options.checkpoints.extend(self.prefixes.map(|_| prompt.preamble));
+            let session = conversation.session();
+            if let Some(prefixes) = self.prefixes {
+                *reused = prefixes.restore(engine, session, &prompt.ids)?;
+            }
+            let mut storing = Storing::new(answer, self.prefixes, &prompt.ids[..*reused]);
+            // With the tokens that are not computed: they count for the penalties.
+            let mut transcript = Transcript::new();
+            transcript.give(&prompt.ids);
+            let from = (session, &mut transcript);
+            (kimi_model::resume(engine, from, &[], &options, means, None, &mut storing), storing.finish())
+        } else {
+            let before = conversation.read().to_vec();
+            let mut storing = Storing::new(answer, self.prefixes, &before);
+            let session = conversation.session();
+            let generated =
+                kimi_model::generate(engine, session, &prompt.ids, &options, means, None, &mut storing);
+            (generated, storing.finish())
+        };
+        if let Some(error) = unstored
+            && !self.args.verbosity.quiet
+        {
+            eprintln!("note: the conversation is not in the prefix cache: {error}");
+        }
+        generated
     }
 }
 

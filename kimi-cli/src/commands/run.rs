@@ -3,10 +3,13 @@
 mod sampling_report;
 
 use std::io::{Write, stdout};
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Context;
-use kimi_model::{BytesRead, Engine, GenerateOptions, Generation, LogitDump, generate};
+use kimi_model::prefix::Storing;
+use kimi_model::state::Header;
+use kimi_model::{BytesRead, Engine, GenerateOptions, Generation, LogitDump, Transcript, resume};
 use kimi_paging::peak_rss_bytes;
 use kimi_text::{Specials, TokenId, Tokenizer};
 use serde::Serialize;
@@ -26,17 +29,30 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<Exit> {
     let dir = args.model.as_deref();
     let model = source::model(dir, args.engine.io, args.engine.ram)?;
     let tokenizer = source::tokenizer(dir)?;
+    let saved = args.state.load_state.as_deref().map(Header::open).transpose()?;
     let prompt = Prompt::new(args, tokenizer.as_ref(), model.config().bos_token_id)?;
     let mut options = sampling::options(dir, &args.sampling, model.config())?;
+    // An uninterrupted run would have gone on with these random numbers.
+    options.sampler.seed = args.sampling.seed.or(saved.and_then(|saved| saved.seed())).unwrap_or_default();
+    let prefixes = args.prefix.open(&mut options)?;
+    if let Some(path) = &args.state.save_state {
+        check_place(path)?;
+    }
     options.max_tokens = args.max_tokens;
     options.stop.clone_from(&args.stop);
     options.ignore_eos = args.ignore_eos;
 
     let context = args.engine.context.min(model.config().max_position_embeddings);
-    let positions = context.min(prompt.ids.len().saturating_add(args.max_tokens.max(1)));
+    let (known, pending) = saved.map_or((0, 0), |saved| {
+        let counts = [saved.tokens(), saved.tokens() - saved.position()];
+        let [known, pending] = counts.map(|count| usize::try_from(count).unwrap_or(usize::MAX));
+        (known, pending)
+    });
+    let tokens = prompt.ids.len().saturating_add(known);
+    let positions = context.min(tokens.saturating_add(args.max_tokens.max(1)));
     let mut engine_options = args.engine.options();
     engine_options.positions = positions;
-    engine_options.columns = engine_options.columns.min(prompt.ids.len().max(1));
+    engine_options.columns = engine_options.columns.min(prompt.ids.len().saturating_add(pending).max(1));
     engine_options.read = source::read_settings(&model, args.engine.io, args.engine.ram)?;
     let mut engine = Engine::new(model, &engine_options)?;
     if args.verbosity.verbose {
@@ -48,7 +64,16 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<Exit> {
     if engine.isa() == kimi_kernels::Isa::Scalar && args.engine.isa.is_none() && !args.verbosity.quiet {
         eprintln!("warning: this processor has no AVX2 with FMA; the scalar kernels are many times slower");
     }
-    let mut session = engine.session()?;
+    let (mut session, mut transcript) = match &args.state.load_state {
+        Some(path) => engine.load_session(path)?,
+        None => (engine.session()?, Transcript::new()),
+    };
+    let loaded = session.position();
+    transcript.give(&prompt.ids);
+    let reused = match &prefixes {
+        Some(prefixes) if loaded == 0 => prefixes.restore(&engine, &mut session, transcript.tokens())?,
+        _ => 0,
+    };
     let mut dump = match &args.dump_logits {
         Some(path) => {
             let created = LogitDump::create(path, engine.model().config().vocab_size);
@@ -66,9 +91,23 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<Exit> {
     if prompt.echo {
         status.print(DEMO_PROMPT);
     }
-    let generated = interrupt::cancellable(|cancel| {
-        let means = (tokenizer.as_ref(), cancel);
-        generate(&mut engine, &mut session, &prompt.ids, &options, means, dump.as_mut(), &mut status)
+    // A Ctrl-C after the last token must not end the program before everything is saved.
+    let (generated, saved, unstored) = interrupt::turn(|| {
+        let (begun, before) = (session.position(), transcript.tokens()[..session.position()].to_vec());
+        let mut storing = Storing::new(&mut status, prefixes.as_ref(), &before);
+        let generated = interrupt::cancellable(|cancel| {
+            let means = (tokenizer.as_ref(), cancel);
+            let from = (&mut session, &mut transcript);
+            resume(&mut engine, from, &[], &options, means, dump.as_mut(), &mut storing)
+        });
+        let unstored = storing.finish();
+        let saved = match &args.state.save_state {
+            Some(path) if generated.is_ok() || session.position() > begun => {
+                engine.save_session(&session, &transcript, path).map(|_| ())
+            }
+            _ => Ok(()),
+        };
+        (generated, saved, unstored)
     });
     if output != Output::Nowhere && generated.is_ok() {
         status.print("\n");
@@ -78,9 +117,15 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<Exit> {
     if let (Some(dump), Some(path)) = (dump, &args.dump_logits) {
         dump.finish().with_context(|| format!("{} cannot be written", path.display()))?;
     }
+    if let Some(error) = unstored
+        && !args.verbosity.quiet
+    {
+        eprintln!("note: the prompt is not in the prefix cache: {error}");
+    }
+    saved?;
     let generation = generated?;
-    let report =
-        Report::new((args, &options), &engine, &prompt.ids, &generation, start.elapsed().as_secs_f64());
+    let seconds = start.elapsed().as_secs_f64();
+    let report = Report::new((args, &options), &engine, (&prompt.ids, loaded, reused), &generation, seconds);
     if args.json {
         writeln!(stdout(), "{}", serde_json::to_string_pretty(&report)?)?;
     } else if !args.verbosity.quiet {
@@ -90,6 +135,17 @@ pub(crate) fn run(args: &RunArgs) -> anyhow::Result<Exit> {
         kimi_model::FinishReason::Cancelled => Exit::Interrupted,
         _ => Exit::Ok,
     })
+}
+
+/// Refuses a place where nothing can be saved before anything is computed for it.
+fn check_place(path: &Path) -> Result<(), Usage> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let reason = match () {
+        () if path.is_dir() => "is a folder; give the name of a file",
+        () if !dir.is_dir() => "lies in no folder that exists; make it first",
+        () => return Ok(()),
+    };
+    Err(Usage(format!("{} {reason}", path.display())))
 }
 
 /// The ids to continue.
@@ -111,9 +167,11 @@ impl Prompt {
             (None, None, Some(file)) => Some(text::read(file, args.lossy)?),
             (None, None, None) => None,
         };
-        let echo = given.is_none() && args.model.is_none();
+        let goes_on = args.state.load_state.is_some();
+        let echo = given.is_none() && args.model.is_none() && !goes_on;
         let prompt = match given {
             Some(prompt) => prompt,
+            None if goes_on => return Ok(Self { ids: Vec::new(), echo }),
             None if args.model.is_none() => DEMO_PROMPT.to_owned(),
             None => {
                 return Err(Usage("no prompt: give PROMPT, `-`, --prompt-file or --ids".to_owned()).into());
@@ -126,7 +184,7 @@ impl Prompt {
             );
         };
         let mut ids = Vec::new();
-        if args.bos || args.model.is_none() {
+        if args.bos || (args.model.is_none() && !goes_on) {
             let Some(bos) = bos else {
                 return Err(Usage("the model names no beginning-of-sequence token".to_owned()).into());
             };
@@ -143,6 +201,10 @@ impl Prompt {
 struct Report<'a> {
     model: String,
     prompt_ids: &'a [u32],
+    /// Tokens of `--load-state` that needed no computing.
+    loaded_tokens: usize,
+    /// Tokens of `--prefix-cache` that needed none.
+    reused_tokens: usize,
     generated_ids: &'a [u32],
     /// Only with `--logprobs`.
     logprobs: Option<Vec<LogprobReport>>,
@@ -192,7 +254,7 @@ impl<'a> Report<'a> {
     fn new(
         (args, options): (&RunArgs, &'a GenerateOptions),
         engine: &'a Engine,
-        prompt: &'a [u32],
+        (prompt, loaded, reused): (&'a [u32], usize, usize),
         generation: &'a Generation,
         seconds: f64,
     ) -> Self {
@@ -204,6 +266,8 @@ impl<'a> Report<'a> {
         Self {
             model: source::name(args.model.as_deref()),
             prompt_ids: prompt,
+            loaded_tokens: loaded,
+            reused_tokens: reused,
             generated_ids: &generation.ids,
             logprobs: generation
                 .logprobs

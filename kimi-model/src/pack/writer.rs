@@ -182,7 +182,7 @@ pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
 }
 
 /// Puts the names of a folder on the drive; other systems than Unix cannot open one.
-fn sync_dir(file: &Path) -> Result<(), Error> {
+pub(crate) fn sync_dir(file: &Path) -> Result<(), Error> {
     if cfg!(unix) {
         let dir = file.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
         File::open(dir).and_then(|dir| dir.sync_all()).map_err(io_error("sync", dir))?;

@@ -1,5 +1,15 @@
 //! The random numbers.
 
+/// Where a stream of random numbers stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RandomState {
+    /// The seed that it began with.
+    pub seed: u64,
+    /// The generator's state.
+    pub state: u64,
+}
+
 /// SplitMix64.
 #[derive(Debug, Clone)]
 pub(super) struct SplitMix64(u64);
@@ -7,6 +17,10 @@ pub(super) struct SplitMix64(u64);
 impl SplitMix64 {
     pub(super) fn new(seed: u64) -> Self {
         Self(seed)
+    }
+
+    pub(super) fn state(&self) -> u64 {
+        self.0
     }
 
     fn next(&mut self) -> u64 {

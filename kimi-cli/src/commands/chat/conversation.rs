@@ -18,6 +18,8 @@ pub(super) struct Conversation {
     system: Option<String>,
     messages: Vec<Message>,
     session: Session,
+    /// What the session has read.
+    read: Vec<u32>,
     /// The last token of an answer that ended as it should: the session has read all before it.
     pending: Option<u32>,
 }
@@ -25,6 +27,10 @@ pub(super) struct Conversation {
 /// What the model has to read next.
 pub(super) struct Prompt {
     pub(super) ids: Vec<u32>,
+    /// The session is empty: `ids` are the whole conversation.
+    pub(super) anew: bool,
+    /// Where the system message and the tools end in a conversation that is read from its beginning; 0 where there are none.
+    pub(super) preamble: usize,
     pub(super) opening: Opening,
     /// Tokens of the whole conversation; those beyond `ids` have been read before.
     pub(super) tokens: usize,
@@ -35,7 +41,8 @@ pub(super) struct Prompt {
 impl Conversation {
     pub(super) fn new(format: ChatFormat, system: Option<String>, engine: &Engine) -> anyhow::Result<Self> {
         let session = engine.session()?;
-        Ok(Self { format, tools: Vec::new(), system, messages: Vec::new(), session, pending: None })
+        let (tools, messages, read) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { format, tools, system, messages, session, read, pending: None })
     }
 
     pub(super) fn format(&self) -> ChatFormat {
@@ -48,6 +55,17 @@ impl Conversation {
 
     pub(super) fn session(&mut self) -> &mut Session {
         &mut self.session
+    }
+
+    /// What the session has read.
+    pub(super) fn read(&self) -> &[u32] {
+        &self.read
+    }
+
+    /// Adds tokens to what the session has read; it has not got to the last of them.
+    pub(super) fn has_read(&mut self, ids: &[u32]) {
+        self.read.extend_from_slice(ids);
+        self.read.truncate(self.session.position());
     }
 
     /// Tokens that the session holds, and how many it can hold.
@@ -133,6 +151,7 @@ impl Conversation {
     /// Empties the session; what is said next is read from the beginning.
     fn forget(&mut self, engine: &Engine) -> anyhow::Result<()> {
         self.pending = None;
+        self.read.clear();
         if self.session.position() > 0 {
             self.session = engine.session()?;
         }
@@ -164,26 +183,21 @@ impl Conversation {
         let before = self.messages.len();
         self.messages.extend(messages);
         let asked = self.prompt(before, options, tokenizer);
-        let (prompt, continues) = match asked {
+        let prompt = match asked {
             Ok(asked) => asked,
             Err(error) => {
                 self.messages.truncate(before);
                 return Err(error);
             }
         };
-        if !continues {
+        if prompt.anew {
             self.forget(engine)?;
         }
         self.pending = None;
         Ok(prompt)
     }
 
-    fn prompt(
-        &self,
-        before: usize,
-        options: &ChatOptions,
-        tokenizer: &Tokenizer,
-    ) -> anyhow::Result<(Prompt, bool)> {
+    fn prompt(&self, before: usize, options: &ChatOptions, tokenizer: &Tokenizer) -> anyhow::Result<Prompt> {
         let rendered = self.rendered(&self.messages, Continuation::Assistant, options)?;
         let opening = rendered.opening().context("the format does not say how an answer begins")?;
         let ids = rendered.encode(tokenizer)?;
@@ -196,10 +210,22 @@ impl Conversation {
             if let Some(new) = ids.strip_prefix(&*read.encode(tokenizer)?) {
                 let mut next = vec![last];
                 next.extend(plain(new));
-                return Ok((Prompt { ids: next, opening, tokens, before }, true));
+                return Ok(Prompt { ids: next, anew: false, preamble: 0, opening, tokens, before });
             }
         }
-        Ok((Prompt { ids: plain(&ids), opening, tokens, before }, false))
+        let preamble = self.preamble(&ids, options, tokenizer);
+        Ok(Prompt { ids: plain(&ids), anew: true, preamble, opening, tokens, before })
+    }
+
+    /// How many of the first tokens are the system message and the tools, which other conversations may begin with too.
+    fn preamble(&self, ids: &[TokenId], options: &ChatOptions, tokenizer: &Tokenizer) -> usize {
+        if self.system.is_none() && self.tools.is_empty() {
+            return 0;
+        }
+        // A format that cannot end there has no such place.
+        let rendered = self.rendered(&[], Continuation::None, options);
+        let first = rendered.and_then(|rendered| Ok(rendered.encode(tokenizer)?));
+        first.ok().filter(|first| ids.starts_with(first)).map_or(0, |first| first.len())
     }
 
     /// Adds the answer; without one the question is taken back.

@@ -188,6 +188,7 @@ fn answer(
             "finish_reason": turn.finish.name(),
             "prompt_tokens": turn.prompt_tokens,
             "computed_tokens": turn.computed_tokens,
+            "reused_tokens": turn.reused_tokens,
             "generated_tokens": turn.generated_tokens,
             "seconds_per_token": turn.seconds_per_token,
             "bytes_read": turn.bytes_read,
