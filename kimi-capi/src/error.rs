@@ -19,8 +19,6 @@ pub(crate) enum Error {
     Busy { what: &'static str },
     #[error("{needed} {unit} are needed, there is room for {room}")]
     BufferTooSmall { needed: usize, room: usize, unit: &'static str },
-    #[error("{}: {reason}", path.display())]
-    NoFolder { path: PathBuf, reason: String },
     #[error("{bytes} bytes of KV cache are less than the {block_bytes} of its smallest block")]
     KvCache { bytes: u64, block_bytes: u64 },
     #[error("{}: has no tiktoken.model, so it takes ids only", path.display())]
@@ -49,9 +47,7 @@ impl Error {
     /// What a caller can tell errors apart by.
     pub(crate) fn status(&self) -> Status {
         match self {
-            Self::Null { .. } | Self::Argument { .. } | Self::NoFolder { .. } | Self::NoLogits => {
-                Status::InvalidArgument
-            }
+            Self::Null { .. } | Self::Argument { .. } | Self::NoLogits => Status::InvalidArgument,
             Self::UnknownToken(_) => Status::InvalidArgument,
             Self::Handle { .. } => Status::InvalidHandle,
             Self::Busy { .. } => Status::Busy,
@@ -95,7 +91,8 @@ fn model_status(error: &ModelError) -> Status {
             | PagingError::Tape { .. }
             | PagingError::ShortRead { .. },
         ) => Status::Corrupt,
-        ModelError::EmptyPrompt
+        ModelError::NoModel { .. }
+        | ModelError::EmptyPrompt
         | ModelError::StopText { .. }
         | ModelError::Sampler(_)
         | ModelError::Token { .. }

@@ -9,8 +9,9 @@ mod sampling;
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use kimi_kernels::Isa;
+use kimi_model::open::Io;
 use kimi_model::{Arith, Check, EngineOptions, KvFormat};
 
 pub(crate) use bench::{BenchCommand, BenchDecodeArgs, BenchDiskArgs, BenchKernelsArgs, DoctorArgs};
@@ -57,21 +58,6 @@ pub(crate) enum Command {
     /// Measure kernels, the drive, or decoding
     #[command(subcommand)]
     Bench(BenchCommand),
-}
-
-/// How files are read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Io {
-    /// direct for models larger than the memory, else pread
-    Auto,
-    /// Map the files into memory. Nobody may change them meanwhile
-    Mmap,
-    /// Positioned reads by a few threads, through the page cache
-    Pread,
-    /// The same past the page cache, where the file system allows it
-    Direct,
-    /// Direct reads by io_uring (Linux)
-    Uring,
 }
 
 /// How much the program says on the standard error.
@@ -146,7 +132,8 @@ pub(crate) struct EngineArgs {
     /// Instruction set: scalar, avx2, avx512, neon and others (`bench kernels` lists them) [default: the fastest of this processor]
     #[arg(long, value_name = "ISA")]
     pub(crate) isa: Option<Isa>,
-    /// How files are read
+    /// How files are read: auto (direct for models larger than the memory, else pread), pread (by a few threads, through the
+    /// page cache), direct (the same past it), uring (direct by io_uring) or mmap (mapped: nobody may change them meanwhile)
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub(crate) io: Io,
     /// Number format of the latents that attention reads: f32, bf16, i8 or i4

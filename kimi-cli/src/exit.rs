@@ -81,7 +81,8 @@ fn classify_model(error: &Error) -> Exit {
         Error::Paging(
             Paging::Shard { .. } | Paging::Index { .. } | Paging::Tape { .. } | Paging::ShortRead { .. },
         ) => Exit::Corrupt,
-        Error::EmptyPrompt
+        Error::NoModel { .. }
+        | Error::EmptyPrompt
         | Error::StopText { .. }
         | Error::Vocabularies { .. }
         | Error::Pack { .. }

@@ -99,6 +99,14 @@ pub enum SamplerError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// There is no model.
+    #[error("{}: {found}; a model is a folder with config.json and safetensors files", path.display())]
+    NoModel {
+        /// The path.
+        path: PathBuf,
+        /// What is there.
+        found: String,
+    },
     /// The configuration cannot be read.
     #[error("{}: cannot be read; a model folder needs a config.json", path.display())]
     Config {

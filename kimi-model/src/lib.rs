@@ -18,6 +18,7 @@ mod kv;
 mod layer;
 mod layout;
 mod model;
+pub mod open;
 mod operand;
 mod outline;
 pub mod pack;

@@ -4,9 +4,10 @@ use std::io::{Write, stdout};
 use std::time::Instant;
 
 use kimi_model::Error;
+use kimi_model::open::Io;
 use kimi_model::pack::{PackOptions, PackProgress, PackReport, Recipe, estimate, pack};
 
-use crate::args::{Io, PackArgs};
+use crate::args::PackArgs;
 use crate::exit::Exit;
 use crate::status::bytes;
 use crate::{interrupt, progress, source};

@@ -5,11 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kimi_model::open::Io;
 use kimi_model::{BytesRead, Error, Model, Plan};
 use kimi_paging::{Budget, TuneLimits, tune};
 use serde_json::{Value, json};
 
-use crate::args::{Io, PlanArgs};
+use crate::args::PlanArgs;
 use crate::exit::Exit;
 use crate::source;
 use crate::status::bytes;
