@@ -34,8 +34,6 @@ pub(crate) enum Error {
     #[error(transparent)]
     Model(#[from] ModelError),
     #[error(transparent)]
-    Tokenizer(#[from] kimi_text::LoadError),
-    #[error(transparent)]
     UnknownToken(#[from] kimi_text::UnknownToken),
 }
 
@@ -56,7 +54,6 @@ impl Error {
             Self::NoTokenizer { .. } => Status::NoTokenizer,
             Self::NoHandles => Status::Failed,
             Self::Poisoned { .. } | Self::Panic(_) => Status::Internal,
-            Self::Tokenizer(_) => Status::Corrupt,
             Self::Model(error) => model_status(error),
         }
     }
@@ -82,6 +79,7 @@ fn model_status(error: &ModelError) -> Status {
         ModelError::Config { .. }
         | ModelError::Format(_)
         | ModelError::Manifest { .. }
+        | ModelError::Tokenizer(_)
         | ModelError::MissingTensor { .. }
         | ModelError::Tensor { .. }
         | ModelError::Tile { .. }

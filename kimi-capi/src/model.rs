@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use kimi_kernels::Isa;
 use kimi_model::config::AttentionKind;
-use kimi_model::open::{check_folder, open};
+use kimi_model::open::open;
 use kimi_model::session::KV_BLOCK;
 use kimi_model::{
-    Arith, Config, Engine, Error as ModelError, GenerationConfig, KvFormat, Model, Plan, ReadCounter,
+    Arith, Config, Engine, Error as ModelError, GenerationConfig, KvFormat, Model, ModelFiles, Plan,
+    ReadCounter,
 };
 use kimi_paging::{Backend, Budget, Error as PagingError, Executor, MmapSource, ReadStats, Source};
 use kimi_text::Tokenizer;
@@ -71,13 +72,11 @@ pub(crate) struct Work {
 impl LoadedModel {
     pub(crate) fn open(path: PathBuf, options: &ModelOptions) -> Result<Self, Error> {
         let model = Arc::new(open(&path, options.io, options.ram_bytes, map)?);
-        // A folder without a vocabulary takes ids.
-        let tokenizer = match path.join("tiktoken.model").exists() {
-            true => Some(Arc::new(Tokenizer::from_dir(&path)?)),
-            false => None,
-        };
+        let files = ModelFiles::open(&path)?;
+        // A model without a vocabulary takes ids.
+        let tokenizer = files.tokenizer()?.map(Arc::new);
         let config = model.config();
-        let maker = GenerationConfig::open(&path, config.vocab_size).map_err(ModelError::from)?;
+        let maker = GenerationConfig::open(&files, config.vocab_size).map_err(ModelError::from)?;
         let eos_token_ids =
             if maker.eos_token_ids.is_empty() { config.eos_token_ids.clone() } else { maker.eos_token_ids };
         let positions = positions(model.config(), options)?;
@@ -102,7 +101,7 @@ impl LoadedModel {
             work: Mutex::default(),
             engine: Lock::new("model", engine),
             tokenizer,
-            last: Lock::new("model", Conversation::default()),
+            last: Lock::new("model", Conversation::rewinding()),
         })
     }
 
@@ -151,13 +150,10 @@ impl Drop for Working<'_> {
     }
 }
 
-/// Opens the tokenizer of a model folder.
+/// Opens the tokenizer of a model.
 pub(crate) fn open_tokenizer(path: &Path) -> Result<Tokenizer, Error> {
-    check_folder(path)?;
-    if !path.join("tiktoken.model").exists() {
-        return Err(Error::NoTokenizer { path: path.to_path_buf() });
-    }
-    Ok(Tokenizer::from_dir(path)?)
+    let tokenizer = ModelFiles::open(path)?.tokenizer()?;
+    tokenizer.ok_or_else(|| Error::NoTokenizer { path: path.to_path_buf() })
 }
 
 /// Positions of a session: what was asked for, what the model knows, what the KV cache may hold.

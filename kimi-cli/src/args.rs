@@ -39,7 +39,7 @@ pub(crate) enum Command {
     Tokenize(TokenizeArgs),
     /// Turn token ids into text
     Detokenize(DetokenizeArgs),
-    /// Show what a model folder holds
+    /// Show what a model holds
     Inspect(InspectArgs),
     /// Make a model with random weights, of full size or of any other
     Synth(SynthArgs),
@@ -73,7 +73,7 @@ pub(crate) struct Verbosity {
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// Folder with config.json and safetensors files; the built-in demo model when left out
+    /// Folder with config.json and safetensors files, or a single file of `pack`; the built-in demo model when left out
     pub(crate) model: Option<PathBuf>,
     /// Text to continue; `-` reads it from the standard input
     pub(crate) prompt: Option<String>,
@@ -168,7 +168,7 @@ impl EngineArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct TokenizeArgs {
-    /// Folder with tiktoken.model; the built-in demo tokenizer when left out
+    /// Model with a tiktoken.model; the built-in demo tokenizer when left out
     #[arg(long, value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,
     /// The text; read from the standard input when left out
@@ -190,7 +190,7 @@ pub(crate) struct TokenizeArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DetokenizeArgs {
-    /// Folder with tiktoken.model; the built-in demo tokenizer when left out
+    /// Model with a tiktoken.model; the built-in demo tokenizer when left out
     #[arg(long, value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,
     /// Token ids, separated by spaces or commas; read from the standard input when left out
@@ -205,7 +205,7 @@ pub(crate) struct DetokenizeArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
-    /// Folder with config.json and safetensors files; the built-in demo model when left out
+    /// Folder with config.json and safetensors files, or a single file of `pack`; the built-in demo model when left out
     pub(crate) model: Option<PathBuf>,
     /// List every tensor
     #[arg(long)]

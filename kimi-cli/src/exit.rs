@@ -75,6 +75,7 @@ fn classify_model(error: &Error) -> Exit {
         Error::Config { .. }
         | Error::Format(_)
         | Error::Manifest { .. }
+        | Error::Tokenizer(_)
         | Error::MissingTensor { .. }
         | Error::Tensor { .. }
         | Error::Tile { .. } => Exit::Corrupt,

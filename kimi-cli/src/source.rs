@@ -1,13 +1,14 @@
-//! Models: folders on disk, and the demo model inside the program.
+//! Models: folders and single files on disk, and the demo model inside the program.
 
+use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
 use kimi_model::Error::NoModel;
-use kimi_model::Model;
 use kimi_model::open::{Io, open};
 use kimi_model::synth::{GEOMETRIES, Geometry};
+use kimi_model::{Model, ModelFiles};
 use kimi_paging::{Error, MemorySource, MmapSource, ReadSettings, Source};
 use kimi_text::Tokenizer;
 
@@ -35,6 +36,9 @@ mod demo {
     ];
 }
 
+/// Bytes that tell a configuration from a model, which begins with a length that ends in zeros.
+const HEAD: u64 = 8;
+
 /// What stands for the folder of the demo model in messages.
 const DEMO_NAME: &str = "demo";
 
@@ -43,7 +47,7 @@ pub(crate) fn name(dir: Option<&Path>) -> String {
     dir.map_or_else(|| DEMO_NAME.to_owned(), |dir| dir.display().to_string())
 }
 
-/// Opens a model folder, or the demo model. `ram` is the memory that the process may take.
+/// Opens a model, or the demo model. `ram` is the memory that the process may take.
 pub(crate) fn model(dir: Option<&Path>, io: Io, ram: Option<u64>) -> anyhow::Result<Arc<Model>> {
     let Some(dir) = dir else { return Ok(Arc::new(demo_model()?)) };
     match open(dir, io, ram, map) {
@@ -78,19 +82,30 @@ fn demo_model() -> anyhow::Result<Model> {
     Ok(Model::from_memory(Path::new(DEMO_NAME), demo::CONFIG, shards, Some(&*index))?)
 }
 
-/// The tokenizer of a model folder, or of the demo model; `None` where the folder has none.
+/// The tokenizer of a model, or of the demo model; `None` where it has none.
 pub(crate) fn tokenizer(dir: Option<&Path>) -> anyhow::Result<Option<Tokenizer>> {
     match dir {
         None => Ok(Some(Tokenizer::from_bytes(demo::TIKTOKEN, Some(demo::TOKENIZER_CONFIG))?)),
-        Some(dir) if dir.join("tiktoken.model").exists() => Ok(Some(Tokenizer::from_dir(dir)?)),
-        Some(_) => Ok(None),
+        Some(dir) => Ok(ModelFiles::open(dir)?.tokenizer()?),
     }
 }
 
-/// The tokenizer of a model folder, or of the demo model.
+/// The tokenizer of a model, or of the demo model.
 pub(crate) fn require_tokenizer(dir: Option<&Path>) -> anyhow::Result<Tokenizer> {
     let name = name(dir);
     tokenizer(dir)?.with_context(|| format!("{name} has no tiktoken.model"))
+}
+
+/// True for a path that holds, or should hold, a model: not a configuration, nor a name that is built in.
+pub(crate) fn is_model(path: &Path) -> bool {
+    let is_json = || {
+        let mut head = Vec::new();
+        // Only the beginning: the file may be a model of any size.
+        let read = std::fs::File::open(path).and_then(|file| file.take(HEAD).read_to_end(&mut head));
+        let text = head.trim_ascii_start();
+        read.is_err() || text.is_empty() || (text[0] == b'{' && !text.contains(&0))
+    };
+    path.is_dir() || (path.is_file() && !is_json())
 }
 
 /// The geometry of a name that is built in, or of a `config.json`.

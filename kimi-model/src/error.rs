@@ -100,7 +100,7 @@ pub enum SamplerError {
 #[non_exhaustive]
 pub enum Error {
     /// There is no model.
-    #[error("{}: {found}; a model is a folder with config.json and safetensors files", path.display())]
+    #[error("{}: {found}; a model is a folder with config.json and safetensors files, or one file of `kimi-cli pack --single-file`", path.display())]
     NoModel {
         /// The path.
         path: PathBuf,
@@ -255,6 +255,9 @@ pub enum Error {
         /// Why.
         reason: &'static str,
     },
+    /// A tokenizer that cannot be used.
+    #[error(transparent)]
+    Tokenizer(#[from] kimi_text::LoadError),
     /// A generated id that the tokenizer does not know.
     #[error(transparent)]
     UnknownToken(#[from] kimi_text::UnknownToken),

@@ -1,8 +1,6 @@
 //! How the files of a model are opened: as was asked for, or as suits their size and the memory.
 
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -10,6 +8,7 @@ use std::sync::Arc;
 use kimi_paging::{FileSource, ReadSettings, Readers, Source, memory_limit};
 
 use crate::error::Error;
+use crate::files::ModelFiles;
 use crate::model::Model;
 
 /// Reads under way with io_uring, and their size (`docs/paging.md`).
@@ -85,12 +84,14 @@ pub type MapFile = fn(&Path) -> Result<Arc<dyn Source>, kimi_paging::Error>;
 /// group allows; only [`Io::Auto`] asks for it.
 ///
 /// # Errors
-/// [`Error::NoModel`] for a path that holds no model, and as [`Model::open`].
+/// As [`Model::open`].
 pub fn open(path: &Path, io: Io, ram_bytes: Option<u64>, map: MapFile) -> Result<Model, Error> {
-    check_folder(path)?;
     // What does not fit memory is read past the page cache, which would only be filled and emptied with every pass.
     let direct = match io {
-        Io::Auto => shard_bytes(path) > ram_bytes.or_else(|| memory_limit().bytes()).unwrap_or(u64::MAX),
+        Io::Auto => {
+            let ram = ram_bytes.or_else(|| memory_limit().bytes()).unwrap_or(u64::MAX);
+            ModelFiles::open(path)?.tensor_bytes() > ram
+        }
         Io::Direct | Io::Uring => true,
         Io::Pread | Io::Mmap => false,
     };
@@ -101,38 +102,6 @@ pub fn open(path: &Path, io: Io, ram_bytes: Option<u64>, map: MapFile) -> Result
             _ => Arc::new(FileSource::open(file)?),
         })
     })
-}
-
-/// Checks that a path is a folder, and says what else is there.
-///
-/// # Errors
-/// [`Error::NoModel`].
-pub fn check_folder(path: &Path) -> Result<(), Error> {
-    if path.is_dir() {
-        return Ok(());
-    }
-    let found = match path.exists() {
-        false => "does not exist",
-        true if is_gguf(path) => "is a GGUF file",
-        true => "is no folder",
-    };
-    Err(Error::NoModel { path: path.to_path_buf(), found: found.to_owned() })
-}
-
-fn is_gguf(path: &Path) -> bool {
-    let mut magic = [0; 4];
-    // Reading what is no regular file could wait for ever.
-    let read = path.is_file() && File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok();
-    read && &magic == b"GGUF"
-}
-
-/// Bytes of all safetensors files in a folder. What cannot be read is reported when it is opened.
-fn shard_bytes(dir: &Path) -> u64 {
-    let files = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let shards =
-        files.filter(|file| file.path().extension().is_some_and(|extension| extension == "safetensors"));
-    // Through links, as the shards of a download cache are.
-    shards.filter_map(|file| Some(std::fs::metadata(file.path()).ok()?.len())).sum()
 }
 
 #[cfg(test)]

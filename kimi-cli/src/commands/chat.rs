@@ -11,7 +11,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use console::style;
-use kimi_model::{Engine, FinishReason, GenerateOptions};
+use kimi_model::{Engine, FinishReason, GenerateOptions, ModelFiles};
 use kimi_text::Tokenizer;
 use kimi_text::chat::{ChatFormat, ChatOptions, Message};
 use rustyline::DefaultEditor;
@@ -45,7 +45,7 @@ pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<Exit> {
     let model = source::model(dir, args.engine.io, args.engine.ram)?;
     let tokenizer = source::require_tokenizer(dir)?;
     let format = match dir {
-        Some(dir) => ChatFormat::of_dir(dir, &tokenizer),
+        Some(dir) => ModelFiles::open(dir)?.chat_format(&tokenizer),
         None => ChatFormat::recognise(&tokenizer, Some(&model.config().model_type), None),
     };
     let format = format.map_err(|error| Usage(format!("{error}; `run` continues raw text")))?;
