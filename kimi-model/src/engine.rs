@@ -182,6 +182,11 @@ impl Engine {
         Session::new(&self.model.config, &self.sizes, &self.budget)
     }
 
+    /// Bytes that a session takes when it is full.
+    pub fn session_bytes(&self) -> u64 {
+        self.sizes.bytes()
+    }
+
     /// The model.
     pub fn model(&self) -> &Arc<Model> {
         &self.model
