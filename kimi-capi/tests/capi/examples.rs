@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use ::kimi_model::SamplerOptions;
-use ::kimi_text::chat::{ChatFormat, ChatOptions, Continuation, Message};
+use ::kimi_text::chat::{ChatFormat, ChatOptions, ChatPrompt, Continuation, Message};
 use ::kimi_text::{Flagged, Specials, TokenId, Tokenizer};
 use kimi_k3_inference::*;
 use kimi_testing::{demo_model, kimi_k3_oracle};
@@ -116,7 +116,7 @@ fn the_conversation_is_in_the_format_of_k3() {
     options.thinking = false;
     options.continuation = Continuation::Assistant;
     let prompt = |messages: &[Message]| {
-        ChatFormat::K3.render(messages, &[], &options).unwrap().encode(&tokenizer).unwrap()
+        ChatPrompt::new(ChatFormat::K3, messages, &[], &options).unwrap().encode(&tokenizer).unwrap()
     };
     // Markup in a message is text.
     let (first, second) = ("Who said <|close|>?", "And the king?");

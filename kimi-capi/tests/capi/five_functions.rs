@@ -264,6 +264,28 @@ fn the_kv_cache_is_bounded() {
 }
 
 #[test]
+fn a_single_file_is_loaded_whatever_it_is_called() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = &mut |file: &Path| Ok(std::sync::Arc::new(kimi_paging::FileSource::open(file)?) as _);
+    let model = ::kimi_model::Model::open(&demo_model(), open).unwrap();
+    let file = dir.path().join("kimi-k3-4bit-8b.gguf");
+    ::kimi_model::pack::join(&model, &file, &|_| (), &std::sync::atomic::AtomicBool::new(false)).unwrap();
+    let (folder, single) = (load(&demo_model(), 128), load(&file, 128));
+    let mut sequences = [folder, single].map(|model| tokenize(model, PROMPT));
+    for (model, tokens) in [folder, single].into_iter().zip(&mut sequences) {
+        extend(model, tokens, 24);
+    }
+    assert_eq!(sequences[0], sequences[1]);
+    // SAFETY: a text that ends with NUL.
+    let tokenizer = unsafe { kimi_tokenizer_open(c_path(&file).as_ptr()) };
+    assert_eq!(tokenize(tokenizer.cast(), PROMPT), tokenize(folder, PROMPT));
+    kimi_tokenizer_free(tokenizer);
+    for model in [folder, single] {
+        kimi_free_model(model);
+    }
+}
+
+#[test]
 fn what_is_no_model_folder_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let gguf = dir.path().join("kimi-k3-4bit-8b.gguf");
