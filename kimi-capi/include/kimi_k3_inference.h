@@ -39,7 +39,7 @@ enum kimi_status {
     KIMI_STOPPED = 2,
     /* The system failed: a read, a thread. */
     KIMI_FAILED = -1,
-    /* A null pointer, a number out of range, a text that is not UTF-8, a path that is no folder. */
+    /* A null pointer, a number out of range, a text that is not UTF-8, a path that leads to no model. */
     KIMI_INVALID_ARGUMENT = -2,
     /* No handle, a handle of another kind, or one that has been freed. */
     KIMI_INVALID_HANDLE = -3,
@@ -54,7 +54,7 @@ enum kimi_status {
     KIMI_CONTEXT_FULL = -8,
     /* kimi_session_cancel was called. */
     KIMI_CANCELLED = -9,
-    /* The model's folder has no tiktoken.model: it takes ids only. */
+    /* The model has no tiktoken.model: it takes ids only. */
     KIMI_NO_TOKENIZER = -10,
     /* A fault of this library. What it happened in can only be freed. */
     KIMI_INTERNAL = -11
@@ -77,7 +77,8 @@ enum kimi_finish {
 /* ---- Five functions --------------------------------------------------------------------------------------------- */
 
 /*
- * Loads the model in a folder: config.json, tiktoken.model and safetensors files, as released or packed. NULL is an error.
+ * Loads a model: a folder with config.json, tiktoken.model and safetensors files, as released or packed, or one file of
+ * `kimi-cli pack --single-file`, whatever it is called. NULL is an error.
  *
  * max_seq_len   the most tokens of a sequence; 0 or less: 4096. The model's own limit bounds it.
  * kv_cache_gb   the most memory for the KV cache of a sequence, in GB (10^9 bytes); 0 or less: no bound. If it holds fewer
@@ -105,8 +106,9 @@ int kimi_tokenize(void *model, const char *text, int *tokens, int max_tokens);
 
 /*
  * The most probable token after `tokens`, which is the whole sequence so far, n of them. What an earlier call computed is
- * not computed again if this sequence begins with that one; any other sequence is computed from its beginning. Either way
- * the result is the same to the bit.
+ * not computed again if this sequence begins with that one. Of one that has only its beginning in common with it, what lies
+ * before the last checkpoint in there is not; without memory for checkpoints it is computed from its beginning. The result is
+ * the same to the bit in every case.
  *
  * Above 0 it is a token. 0 and below:
  *     0 with kimi_last_status() == KIMI_OK               the token 0
@@ -147,7 +149,8 @@ typedef struct kimi_options kimi_options;
  *     threads    int   compute threads; default what affinity and CPU quota allow
  *     kv         text  f32 (exact, the default), bf16, i8 or i4: the number format of the KV cache
  *     io         text  auto, pread, direct, uring or mmap. mmap is your word that nobody changes the files meanwhile
- *     isa        text  scalar, avx2, avx512 or neon; default the fastest of this processor
+ *     isa        text  scalar, avx2, avx-vnni, avx512, avx512-vnni, amx, neon, sve, neon-dotprod or neon-i8mm; default the
+ *                      fastest of this processor. `kimi-cli bench kernels` lists those that it has
  *     arith      text  exact (the default) or fast
  *     check      text  none, sampled (the default) or all: which tiles of a packed model are verified when they are read
  * Results depend on `kv` and `arith` only.
@@ -183,7 +186,7 @@ void kimi_options_free(kimi_options *options);
 
 typedef struct kimi_model kimi_model;
 
-/* Opens the model in a folder; options may be NULL. NULL is an error. Every function above takes this handle too, and
+/* Opens a model as kimi_load_model does; options may be NULL. NULL is an error. Every function above takes this handle too, and
  * kimi_free_model frees it. */
 kimi_model *kimi_model_open(const char *path, const kimi_options *options);
 
@@ -198,7 +201,7 @@ int kimi_model_stats_json(const kimi_model *model, char *buf, int cap);
 typedef struct kimi_tokenizer kimi_tokenizer;
 typedef struct kimi_text kimi_text;
 
-/* The tokenizer of a model folder without the model. NULL is an error. */
+/* The tokenizer of a model without the model. NULL is an error. */
 kimi_tokenizer *kimi_tokenizer_open(const char *path);
 void kimi_tokenizer_free(kimi_tokenizer *tokenizer);
 

@@ -3,13 +3,22 @@
 use std::sync::atomic::AtomicBool;
 
 use kimi_model::{
-    Error as ModelError, GenerateOptions, Generation, Listener, Logits, Observer, PassOptions, Sampled,
-    Sampler, SamplerOptions, Session, generate,
+    Engine, Error as ModelError, GenerateOptions, Generation, Listener, Logits, Observer, PassOptions,
+    Sampled, Sampler, SamplerOptions, Session, generate,
 };
 use kimi_text::Tokenizer;
 
 use crate::error::Error;
 use crate::model::Working;
+
+/// Tokens between checkpoints that stay, about: one is taken after every pass, and the last gives way to the next that is nearer.
+const SPACING: usize = 64;
+
+/// Checkpoints of a conversation, at most.
+const MOST: usize = 16;
+
+/// Sessions that there must still be room for besides a checkpoint: this one until it is full, and another.
+const SESSIONS_FIRST: u64 = 2;
 
 /// A sequence that grows at its end.
 #[derive(Debug, Default)]
@@ -22,9 +31,16 @@ pub(crate) struct Conversation {
     pending: Option<u32>,
     /// Those after the last token, or nothing where they are not known.
     logits: Vec<f32>,
+    /// Keep checkpoints where there is room for them.
+    rewinds: bool,
 }
 
 impl Conversation {
+    /// A sequence that can go back to what it had in common with another.
+    pub(crate) fn rewinding() -> Self {
+        Self { rewinds: true, ..Self::default() }
+    }
+
     /// Tokens that have been computed.
     pub(crate) fn position(&self) -> usize {
         self.computed.len()
@@ -75,8 +91,20 @@ impl Conversation {
             self.computed.extend_from_slice(chunk);
             self.pending = None;
             done += chunk.len();
+            if self.rewinds {
+                checkpoint(session, &working.engine);
+            }
         }
         Ok(())
+    }
+
+    /// Goes back to where nothing but the first `common` tokens has been computed, as few of them as checkpoints ask for.
+    fn rewind(&mut self, common: usize) {
+        let position = self.session.as_mut().map_or(0, |session| session.rewind(common));
+        if position < self.computed.len() {
+            self.computed.truncate(position);
+            self.logits.clear();
+        }
     }
 
     /// Refuses tokens that cannot all be computed, before any of them is.
@@ -99,7 +127,8 @@ impl Conversation {
         Ok(id)
     }
 
-    /// The token of the largest logit after exactly these tokens, computing only those that are new.
+    /// The token of the largest logit after exactly these tokens, computing only those behind the last checkpoint in what they
+    /// have in common with those before.
     pub(crate) fn next_token(
         &mut self,
         working: &mut Working<'_>,
@@ -111,9 +140,12 @@ impl Conversation {
         }
         // Nothing that is wrong with the tokens may cost what has been computed.
         Self::default().check(working, ids)?;
-        let known = self.position();
-        if !ids.starts_with(&self.computed) || (ids.len() == known && self.logits.is_empty()) {
-            self.restart();
+        let common = ids.iter().zip(&self.computed).take_while(|(new, old)| new == old).count();
+        if common < ids.len() {
+            self.rewind(common);
+        } else if common < self.position() || self.logits.is_empty() {
+            // The last token is computed once more for its logits.
+            self.rewind(common - 1);
         }
         let new = &ids[self.position()..];
         if !new.is_empty() {
@@ -157,6 +189,29 @@ impl Conversation {
         let passes = generated.as_ref().map_or(0, |generation| generation.passes);
         working.count(passes, computed);
         Ok(generated?)
+    }
+}
+
+/// Takes a checkpoint if there is room for it.
+fn checkpoint(session: &mut Session, engine: &Engine) {
+    let mut kept: Vec<usize> = session.checkpoints().collect();
+    if let Some(last) = kept.pop() {
+        if last < kept.last().copied().unwrap_or(0) + SPACING {
+            session.forget(last);
+        } else {
+            kept.push(last);
+        }
+    }
+    if kept.len() >= MOST
+        && let Some([_, between, _]) = kept.array_windows().min_by_key(|[before, _, after]| after - before)
+    {
+        session.forget(*between);
+    }
+    let wanted =
+        session.checkpoint_bytes().saturating_add(SESSIONS_FIRST.saturating_mul(engine.session_bytes()));
+    if engine.budget().available_bytes() >= wanted {
+        // Somebody else may have taken the room, and this is a convenience.
+        let _ = session.checkpoint();
     }
 }
 

@@ -19,8 +19,6 @@ pub(crate) enum Error {
     Busy { what: &'static str },
     #[error("{needed} {unit} are needed, there is room for {room}")]
     BufferTooSmall { needed: usize, room: usize, unit: &'static str },
-    #[error("{}: {reason}", path.display())]
-    NoFolder { path: PathBuf, reason: String },
     #[error("{bytes} bytes of KV cache are less than the {block_bytes} of its smallest block")]
     KvCache { bytes: u64, block_bytes: u64 },
     #[error("{}: has no tiktoken.model, so it takes ids only", path.display())]
@@ -36,8 +34,6 @@ pub(crate) enum Error {
     #[error(transparent)]
     Model(#[from] ModelError),
     #[error(transparent)]
-    Tokenizer(#[from] kimi_text::LoadError),
-    #[error(transparent)]
     UnknownToken(#[from] kimi_text::UnknownToken),
 }
 
@@ -49,9 +45,7 @@ impl Error {
     /// What a caller can tell errors apart by.
     pub(crate) fn status(&self) -> Status {
         match self {
-            Self::Null { .. } | Self::Argument { .. } | Self::NoFolder { .. } | Self::NoLogits => {
-                Status::InvalidArgument
-            }
+            Self::Null { .. } | Self::Argument { .. } | Self::NoLogits => Status::InvalidArgument,
             Self::UnknownToken(_) => Status::InvalidArgument,
             Self::Handle { .. } => Status::InvalidHandle,
             Self::Busy { .. } => Status::Busy,
@@ -60,7 +54,6 @@ impl Error {
             Self::NoTokenizer { .. } => Status::NoTokenizer,
             Self::NoHandles => Status::Failed,
             Self::Poisoned { .. } | Self::Panic(_) => Status::Internal,
-            Self::Tokenizer(_) => Status::Corrupt,
             Self::Model(error) => model_status(error),
         }
     }
@@ -86,6 +79,7 @@ fn model_status(error: &ModelError) -> Status {
         ModelError::Config { .. }
         | ModelError::Format(_)
         | ModelError::Manifest { .. }
+        | ModelError::Tokenizer(_)
         | ModelError::MissingTensor { .. }
         | ModelError::Tensor { .. }
         | ModelError::Tile { .. }
@@ -95,7 +89,8 @@ fn model_status(error: &ModelError) -> Status {
             | PagingError::Tape { .. }
             | PagingError::ShortRead { .. },
         ) => Status::Corrupt,
-        ModelError::EmptyPrompt
+        ModelError::NoModel { .. }
+        | ModelError::EmptyPrompt
         | ModelError::StopText { .. }
         | ModelError::Sampler(_)
         | ModelError::Token { .. }

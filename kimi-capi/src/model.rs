@@ -1,27 +1,25 @@
 //! A model behind a handle: folder, engine, tokenizer.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kimi_kernels::Isa;
 use kimi_model::config::AttentionKind;
+use kimi_model::open::open;
 use kimi_model::session::KV_BLOCK;
 use kimi_model::{
-    Arith, Config, Engine, Error as ModelError, GenerationConfig, KvFormat, Model, Plan, ReadCounter,
+    Arith, Config, Engine, Error as ModelError, GenerationConfig, KvFormat, Model, ModelFiles, Plan,
+    ReadCounter,
 };
-use kimi_paging::{
-    Backend, Budget, Error as PagingError, Executor, FileSource, MmapSource, ReadStats, Source, memory_limit,
-};
+use kimi_paging::{Backend, Budget, Error as PagingError, Executor, MmapSource, ReadStats, Source};
 use kimi_text::Tokenizer;
 
 use crate::conversation::Conversation;
 use crate::error::Error;
 use crate::handle::{Handled, Kind};
 use crate::lock::{Held, Lock};
-use crate::options::{Io, ModelOptions};
+use crate::options::ModelOptions;
 
 /// A model that is ready to run.
 #[derive(Debug)]
@@ -73,15 +71,12 @@ pub(crate) struct Work {
 
 impl LoadedModel {
     pub(crate) fn open(path: PathBuf, options: &ModelOptions) -> Result<Self, Error> {
-        check_folder(&path)?;
-        let model = Arc::new(Model::open(&path, &mut sources(&path, options.io, options.ram_bytes))?);
-        // A folder without a vocabulary takes ids.
-        let tokenizer = match path.join("tiktoken.model").exists() {
-            true => Some(Arc::new(Tokenizer::from_dir(&path)?)),
-            false => None,
-        };
+        let model = Arc::new(open(&path, options.io, options.ram_bytes, map)?);
+        let files = ModelFiles::open(&path)?;
+        // A model without a vocabulary takes ids.
+        let tokenizer = files.tokenizer()?.map(Arc::new);
         let config = model.config();
-        let maker = GenerationConfig::open(&path, config.vocab_size).map_err(ModelError::from)?;
+        let maker = GenerationConfig::open(&files, config.vocab_size).map_err(ModelError::from)?;
         let eos_token_ids =
             if maker.eos_token_ids.is_empty() { config.eos_token_ids.clone() } else { maker.eos_token_ids };
         let positions = positions(model.config(), options)?;
@@ -106,7 +101,7 @@ impl LoadedModel {
             work: Mutex::default(),
             engine: Lock::new("model", engine),
             tokenizer,
-            last: Lock::new("model", Conversation::default()),
+            last: Lock::new("model", Conversation::rewinding()),
         })
     }
 
@@ -155,13 +150,10 @@ impl Drop for Working<'_> {
     }
 }
 
-/// Opens the tokenizer of a model folder.
+/// Opens the tokenizer of a model.
 pub(crate) fn open_tokenizer(path: &Path) -> Result<Tokenizer, Error> {
-    check_folder(path)?;
-    if !path.join("tiktoken.model").exists() {
-        return Err(Error::NoTokenizer { path: path.to_path_buf() });
-    }
-    Ok(Tokenizer::from_dir(path)?)
+    let tokenizer = ModelFiles::open(path)?.tokenizer()?;
+    tokenizer.ok_or_else(|| Error::NoTokenizer { path: path.to_path_buf() })
 }
 
 /// Positions of a session: what was asked for, what the model knows, what the KV cache may hold.
@@ -181,66 +173,8 @@ fn positions(config: &Config, options: &ModelOptions) -> Result<usize, Error> {
     }
 }
 
-/// A model is a folder. Whatever else is there is named.
-fn check_folder(path: &Path) -> Result<(), Error> {
-    if path.is_dir() {
-        return Ok(());
-    }
-    let reason = match kind_of_file(path) {
-        None => "does not exist; a model is a folder with config.json and safetensors files",
-        Some(FileKind::Gguf) => "is a GGUF file; a model is a folder with config.json and safetensors files",
-        Some(FileKind::Other) => "is no folder; a model is a folder with config.json and safetensors files",
-    };
-    Err(Error::NoFolder { path: path.to_path_buf(), reason: reason.to_owned() })
-}
-
-enum FileKind {
-    Gguf,
-    Other,
-}
-
-fn kind_of_file(path: &Path) -> Option<FileKind> {
-    if !path.exists() {
-        return None;
-    }
-    let mut magic = [0; 4];
-    // Reading what is no regular file could wait for ever.
-    let read = path.is_file() && File::open(path).and_then(|mut file| file.read_exact(&mut magic)).is_ok();
-    Some(if read && &magic == b"GGUF" { FileKind::Gguf } else { FileKind::Other })
-}
-
-/// How the files of a folder are opened. `ram` is the memory that the process may take.
-fn sources(
-    dir: &Path,
-    io: Io,
-    ram: Option<u64>,
-) -> impl FnMut(&Path) -> Result<Arc<dyn Source>, PagingError> {
-    // What does not fit memory is read past the page cache, which would only be filled and emptied with every pass.
-    let direct = match io {
-        Io::Auto => shard_bytes(dir) > ram.or_else(|| memory_limit().bytes()).unwrap_or(u64::MAX),
-        Io::Direct | Io::Uring => true,
-        Io::Pread | Io::Mmap => false,
-    };
-    move |path| {
-        Ok(match io {
-            Io::Mmap => Arc::new(map(path)?),
-            _ if direct => Arc::new(FileSource::open_direct(path)?),
-            _ => Arc::new(FileSource::open(path)?),
-        })
-    }
-}
-
-/// Bytes of all safetensors files in a folder. What cannot be read is reported when it is opened.
-fn shard_bytes(dir: &Path) -> u64 {
-    let files = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let shards =
-        files.filter(|file| file.path().extension().is_some_and(|extension| extension == "safetensors"));
-    // Through links, as the shards of a download cache are.
-    shards.filter_map(|file| Some(std::fs::metadata(file.path()).ok()?.len())).sum()
-}
-
 #[expect(unsafe_code, reason = "mapping is opted into by the caller with the option io=mmap")]
-fn map(path: &Path) -> Result<MmapSource, PagingError> {
+fn map(path: &Path) -> Result<Arc<dyn Source>, PagingError> {
     // SAFETY: the option is the caller's word that nobody changes the files while they are used; the header says so.
-    unsafe { MmapSource::open(path) }
+    Ok(Arc::new(unsafe { MmapSource::open(path)? }))
 }

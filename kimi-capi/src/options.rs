@@ -5,42 +5,11 @@ use std::str::FromStr;
 use std::sync::Mutex;
 
 use kimi_kernels::Isa;
+use kimi_model::open::Io;
 use kimi_model::{Arith, Check, EngineOptions, GenerateOptions, KvFormat};
-use kimi_paging::ReadSettings;
 
 use crate::error::Error;
 use crate::handle::{Handled, Kind};
-
-/// Reads under way with io_uring, and their size (`docs/paging.md`).
-const URING: ReadSettings = ReadSettings::uring(16, 1 << 20);
-
-/// How files are read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Io {
-    /// Direct for models larger than the memory, else pread.
-    Auto,
-    Mmap,
-    Pread,
-    Direct,
-    Uring,
-}
-
-impl FromStr for Io {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        Ok(match name {
-            "auto" => Self::Auto,
-            "mmap" => Self::Mmap,
-            "pread" => Self::Pread,
-            "direct" => Self::Direct,
-            "uring" => Self::Uring,
-            _ => {
-                return Err(format!("unknown way to read `{name}`; known: auto, mmap, pread, direct, uring"));
-            }
-        })
-    }
-}
 
 /// How to open a model.
 #[derive(Debug, Clone)]
@@ -88,9 +57,7 @@ impl ModelOptions {
         options.kv = self.kv;
         options.arith = self.arith;
         options.check = self.check;
-        if self.io == Io::Uring {
-            options.read = URING;
-        }
+        options.read = self.io.read_settings();
         options
     }
 

@@ -11,8 +11,9 @@ mod state;
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{Args, Parser, Subcommand};
 use kimi_kernels::Isa;
+use kimi_model::open::Io;
 use kimi_model::{Arith, Check, EngineOptions, KvFormat};
 
 pub(crate) use bench::{BenchCommand, BenchDecodeArgs, BenchDiskArgs, BenchKernelsArgs, DoctorArgs};
@@ -42,7 +43,7 @@ pub(crate) enum Command {
     Tokenize(TokenizeArgs),
     /// Turn token ids into text
     Detokenize(DetokenizeArgs),
-    /// Show what a model folder holds
+    /// Show what a model holds
     Inspect(InspectArgs),
     /// Make a model with random weights, of full size or of any other
     Synth(SynthArgs),
@@ -65,21 +66,6 @@ pub(crate) enum Command {
     Bench(BenchCommand),
 }
 
-/// How files are read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Io {
-    /// direct for models larger than the memory, else pread
-    Auto,
-    /// Map the files into memory. Nobody may change them meanwhile
-    Mmap,
-    /// Positioned reads by a few threads, through the page cache
-    Pread,
-    /// The same past the page cache, where the file system allows it
-    Direct,
-    /// Direct reads by io_uring (Linux)
-    Uring,
-}
-
 /// How much the program says on the standard error.
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct Verbosity {
@@ -93,7 +79,7 @@ pub(crate) struct Verbosity {
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// Folder with config.json and safetensors files; the built-in demo model when left out
+    /// Folder with config.json and safetensors files, or a single file of `pack`; the built-in demo model when left out
     pub(crate) model: Option<PathBuf>,
     /// Text to continue; `-` reads it from the standard input
     pub(crate) prompt: Option<String>,
@@ -156,7 +142,8 @@ pub(crate) struct EngineArgs {
     /// Instruction set: scalar, avx2, avx512, neon and others (`bench kernels` lists them) [default: the fastest of this processor]
     #[arg(long, value_name = "ISA")]
     pub(crate) isa: Option<Isa>,
-    /// How files are read
+    /// How files are read: auto (direct for models larger than the memory, else pread), pread (by a few threads, through the
+    /// page cache), direct (the same past it), uring (direct by io_uring) or mmap (mapped: nobody may change them meanwhile)
     #[arg(long, value_name = "HOW", default_value = "auto")]
     pub(crate) io: Io,
     /// Number format of the latents that attention reads: f32, bf16, i8 or i4
@@ -191,7 +178,7 @@ impl EngineArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct TokenizeArgs {
-    /// Folder with tiktoken.model; the built-in demo tokenizer when left out
+    /// Model with a tiktoken.model; the built-in demo tokenizer when left out
     #[arg(long, value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,
     /// The text; read from the standard input when left out
@@ -213,7 +200,7 @@ pub(crate) struct TokenizeArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DetokenizeArgs {
-    /// Folder with tiktoken.model; the built-in demo tokenizer when left out
+    /// Model with a tiktoken.model; the built-in demo tokenizer when left out
     #[arg(long, value_name = "MODEL")]
     pub(crate) model: Option<PathBuf>,
     /// Token ids, separated by spaces or commas; read from the standard input when left out
@@ -228,7 +215,7 @@ pub(crate) struct DetokenizeArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct InspectArgs {
-    /// Folder with config.json and safetensors files; the built-in demo model when left out
+    /// Folder with config.json and safetensors files, or a single file of `pack`; the built-in demo model when left out
     pub(crate) model: Option<PathBuf>,
     /// List every tensor
     #[arg(long)]

@@ -75,13 +75,15 @@ fn classify_model(error: &Error) -> Exit {
         Error::Config { .. }
         | Error::Format(_)
         | Error::Manifest { .. }
+        | Error::Tokenizer(_)
         | Error::MissingTensor { .. }
         | Error::Tensor { .. }
         | Error::Tile { .. } => Exit::Corrupt,
         Error::Paging(
             Paging::Shard { .. } | Paging::Index { .. } | Paging::Tape { .. } | Paging::ShortRead { .. },
         ) => Exit::Corrupt,
-        Error::EmptyPrompt
+        Error::NoModel { .. }
+        | Error::EmptyPrompt
         | Error::StopText { .. }
         | Error::Vocabularies { .. }
         | Error::Pack { .. }

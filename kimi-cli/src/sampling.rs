@@ -1,8 +1,8 @@
-//! How tokens are chosen: what the flags say, then the model folder, then the defaults.
+//! How tokens are chosen: what the flags say, then the model's files, then the defaults.
 
 use std::path::Path;
 
-use kimi_model::{Config, Error, GenerateOptions, GenerationConfig};
+use kimi_model::{Config, Error, GenerateOptions, GenerationConfig, ModelFiles};
 
 use crate::args::SamplingArgs;
 
@@ -19,7 +19,8 @@ pub(crate) fn options(
     match dir {
         None => options.sampler.temperature = DEMO_TEMPERATURE,
         Some(dir) => {
-            let file = GenerationConfig::open(dir, config.vocab_size).map_err(Error::from)?;
+            let file =
+                GenerationConfig::open(&ModelFiles::open(dir)?, config.vocab_size).map_err(Error::from)?;
             file.apply(&mut options);
         }
     }

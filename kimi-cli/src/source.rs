@@ -1,15 +1,17 @@
-//! Models: folders on disk, and the demo model inside the program.
+//! Models: folders and single files on disk, and the demo model inside the program.
 
+use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
-use kimi_model::Model;
+use kimi_model::Error::NoModel;
+use kimi_model::open::{Io, open};
 use kimi_model::synth::{GEOMETRIES, Geometry};
-use kimi_paging::{Error, FileSource, MemorySource, MmapSource, ReadSettings, Readers, Source, memory_limit};
+use kimi_model::{Model, ModelFiles};
+use kimi_paging::{Error, MemorySource, MmapSource, ReadSettings, Source};
 use kimi_text::Tokenizer;
 
-use crate::args::Io;
 use crate::exit::Usage;
 
 /// The demo model: a small trained model of the Kimi K3 architecture in the released layout.
@@ -34,8 +36,8 @@ mod demo {
     ];
 }
 
-/// Reads under way with io_uring, and their size (`docs/paging.md`).
-const URING: ReadSettings = ReadSettings::uring(16, 1 << 20);
+/// Bytes that tell a configuration from a model, which begins with a length that ends in zeros.
+const HEAD: u64 = 8;
 
 /// What stands for the folder of the demo model in messages.
 const DEMO_NAME: &str = "demo";
@@ -45,52 +47,30 @@ pub(crate) fn name(dir: Option<&Path>) -> String {
     dir.map_or_else(|| DEMO_NAME.to_owned(), |dir| dir.display().to_string())
 }
 
-/// Opens a model folder, or the demo model. `ram` is the memory that the process may take.
+/// Opens a model, or the demo model. `ram` is the memory that the process may take.
 pub(crate) fn model(dir: Option<&Path>, io: Io, ram: Option<u64>) -> anyhow::Result<Arc<Model>> {
     let Some(dir) = dir else { return Ok(Arc::new(demo_model()?)) };
-    if !dir.is_dir() {
-        let what = if dir.exists() { "is no folder" } else { "does not exist" };
-        let hint = "MODEL is a folder with config.json and safetensors files; use --prompt to give the demo model a text";
-        return Err(Usage(format!("{} {what}: {hint}", dir.display())).into());
+    match open(dir, io, ram, map) {
+        Ok(model) => Ok(Arc::new(model)),
+        Err(error @ NoModel { .. }) => {
+            Err(Usage(format!("{error}; use --prompt to give the demo model a text")).into())
+        }
+        Err(error) => Err(error.into()),
     }
-    // What does not fit memory is read past the page cache, which would only be filled and emptied with every pass.
-    let direct = match io {
-        Io::Auto => shard_bytes(dir) > ram.or_else(|| memory_limit().bytes()).unwrap_or(u64::MAX),
-        Io::Direct | Io::Uring => true,
-        Io::Pread | Io::Mmap => false,
-    };
-    let mut open = |path: &Path| -> Result<Arc<dyn Source>, Error> {
-        Ok(match io {
-            Io::Mmap => Arc::new(map(path)?),
-            _ if direct => Arc::new(FileSource::open_direct(path)?),
-            _ => Arc::new(FileSource::open(path)?),
-        })
-    };
-    Ok(Arc::new(Model::open(dir, &mut open)?))
 }
 
 /// How a model is read. What nobody said is measured once for models that do not fit the memory, and kept beside them.
 pub(crate) fn read_settings(model: &Model, io: Io, ram: Option<u64>) -> anyhow::Result<ReadSettings> {
     Ok(match io {
         Io::Auto => kimi_model::tuning::read_settings(model, ram)?,
-        Io::Uring => URING,
-        Io::Direct | Io::Pread | Io::Mmap => ReadSettings::threads(Readers::DEFAULT_THREADS),
+        _ => io.read_settings(),
     })
 }
 
-/// Bytes of all safetensors files in a folder. What cannot be read is reported when it is opened.
-fn shard_bytes(dir: &Path) -> u64 {
-    let files = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let shards =
-        files.filter(|file| file.path().extension().is_some_and(|extension| extension == "safetensors"));
-    // Through links, as the shards of a download cache are.
-    shards.filter_map(|file| Some(std::fs::metadata(file.path()).ok()?.len())).sum()
-}
-
 #[expect(unsafe_code, reason = "mapping is opted into by the user with --io mmap")]
-fn map(path: &Path) -> Result<MmapSource, Error> {
+fn map(path: &Path) -> Result<Arc<dyn Source>, Error> {
     // SAFETY: `--io mmap` is the user's word that nobody changes the files while they are used; its help says so.
-    unsafe { MmapSource::open(path) }
+    Ok(Arc::new(unsafe { MmapSource::open(path)? }))
 }
 
 fn demo_model() -> anyhow::Result<Model> {
@@ -102,19 +82,30 @@ fn demo_model() -> anyhow::Result<Model> {
     Ok(Model::from_memory(Path::new(DEMO_NAME), demo::CONFIG, shards, Some(&*index))?)
 }
 
-/// The tokenizer of a model folder, or of the demo model; `None` where the folder has none.
+/// The tokenizer of a model, or of the demo model; `None` where it has none.
 pub(crate) fn tokenizer(dir: Option<&Path>) -> anyhow::Result<Option<Tokenizer>> {
     match dir {
         None => Ok(Some(Tokenizer::from_bytes(demo::TIKTOKEN, Some(demo::TOKENIZER_CONFIG))?)),
-        Some(dir) if dir.join("tiktoken.model").exists() => Ok(Some(Tokenizer::from_dir(dir)?)),
-        Some(_) => Ok(None),
+        Some(dir) => Ok(ModelFiles::open(dir)?.tokenizer()?),
     }
 }
 
-/// The tokenizer of a model folder, or of the demo model.
+/// The tokenizer of a model, or of the demo model.
 pub(crate) fn require_tokenizer(dir: Option<&Path>) -> anyhow::Result<Tokenizer> {
     let name = name(dir);
     tokenizer(dir)?.with_context(|| format!("{name} has no tiktoken.model"))
+}
+
+/// True for a path that holds, or should hold, a model: not a configuration, nor a name that is built in.
+pub(crate) fn is_model(path: &Path) -> bool {
+    let is_json = || {
+        let mut head = Vec::new();
+        // Only the beginning: the file may be a model of any size.
+        let read = std::fs::File::open(path).and_then(|file| file.take(HEAD).read_to_end(&mut head));
+        let text = head.trim_ascii_start();
+        read.is_err() || text.is_empty() || (text[0] == b'{' && !text.contains(&0))
+    };
+    path.is_dir() || (path.is_file() && !is_json())
 }
 
 /// The geometry of a name that is built in, or of a `config.json`.

@@ -181,3 +181,130 @@ fn the_full_k3_is_planned_by_name_as_released_and_packed() {
     let output = kimi(&["plan", "k3", "--ram", "300MB", "--kv", "bf16"]);
     assert_eq!(output.status.code(), Some(3));
 }
+
+#[test]
+fn a_single_file_does_whatever_a_folder_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let (packed, file) = (dir.path().join("packed"), dir.path().join("kimi-k3-4bit-8b.gguf"));
+    json(&kimi(&["pack", path(&demo_model()), path(&packed), "--preset", "small", "--json"]));
+    let single = ["pack", path(&packed), path(&file), "--single-file", "--json"];
+    let dry = json(&kimi(&[&single[..], &["--dry-run"]].concat()));
+    assert!(!file.exists() && dry["files"] == 1, "{dry}");
+    let report = json(&kimi(&single));
+    assert_eq!(report["packed_bytes"], dry["packed_bytes"]);
+    assert_eq!(report["packed_bytes"].as_u64(), Some(std::fs::metadata(&file).unwrap().len()));
+    let [a, b] = [&packed, &file].map(|model| logits(model, &dir.path().join("logits")));
+    assert!(a == b);
+
+    let both = |arguments: &dyn Fn(&str) -> Vec<String>| {
+        [&packed, &file].map(|model| {
+            let arguments = arguments(path(model));
+            let output = kimi(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+            assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+            String::from_utf8(output.stdout).unwrap()
+        })
+    };
+    let text = dir.path().join("text");
+    std::fs::write(&text, "The king said that the woman was here.").unwrap();
+    let words = |words: &str| words.split(' ').map(str::to_owned).collect::<Vec<_>>();
+    for command in [
+        "run MODEL Once --seed 1 -n 8 -q",
+        "chat MODEL --once Hello -n 8 -q --no-think",
+        "tokenize --model MODEL Hello",
+        "eval MODEL --text TEXT --window 8 --json",
+        "plan MODEL --ram 1GB --speed 1 --json",
+        "inspect MODEL --json",
+        "verify MODEL -q",
+    ] {
+        let [a, b] = both(&|model| {
+            words(command)
+                .into_iter()
+                .map(|word| word.replace("MODEL", model).replace("TEXT", path(&text)))
+                .collect()
+        });
+        if !command.ends_with("--json") {
+            assert_eq!(a, b, "{command}");
+            continue;
+        }
+        let [a, b] = [a, b].map(|json| serde_json::from_str::<Value>(&json).unwrap());
+        for key in ["nats_per_token", "tape_bytes", "bytes_per_token", "encodings", "recipe", "lossless"] {
+            assert_eq!(a[key], b[key], "{command}: {key}");
+        }
+        for part in ["trunk", "experts", "embedding", "head", "other"] {
+            assert_eq!(a["parts"][part], b["parts"][part], "{part}");
+        }
+    }
+    let verified = json(&kimi(&["verify", path(&file), "--json"]));
+    assert_eq!((&verified["checksums"], &verified["damages"]), (&true.into(), &serde_json::json!([])));
+    let mut bytes = std::fs::read(&file).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    let damaged = kimi(&["verify", path(&file)]);
+    assert_eq!(damaged.status.code(), Some(4), "{}", String::from_utf8_lossy(&damaged.stdout));
+}
+
+#[test]
+fn a_released_model_becomes_a_single_file_packed_or_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let (packed, as_is) = (dir.path().join("packed"), dir.path().join("as-is"));
+    let source = demo_model();
+    json(&kimi(&["pack", path(&source), path(&packed), "--single-file", "--json"]));
+    json(&kimi(&["pack", path(&source), path(&as_is), "--single-file", "--as-is", "--json"]));
+    let expected = logits(&source, &dir.path().join("logits"));
+    for (file, is_packed) in [(&packed, true), (&as_is, false)] {
+        assert!(logits(file, &dir.path().join("logits")) == expected, "{}", file.display());
+        let inspected = json(&kimi(&["inspect", path(file), "--json"]));
+        assert_eq!(inspected["lossless"].is_boolean(), is_packed, "{inspected}");
+    }
+    assert!(std::fs::metadata(&packed).unwrap().len() < std::fs::metadata(&as_is).unwrap().len());
+
+    for (arguments, message) in [
+        (&["pack", path(&packed), "x", "--single-file", "--trunk", "i4"][..], "is joined as it is"),
+        (&["pack", path(&source), "x", "--as-is"], "--single-file"),
+        (&["pack", path(&source), path(&as_is), "--single-file"], "is there already"),
+        (&["run", path(&source.join("config.json")), "Once"], "begins with"),
+    ] {
+        let output = kimi(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(stderr.contains(message), "{arguments:?}: {stderr}");
+    }
+    let gguf = dir.path().join("model.gguf");
+    std::fs::write(&gguf, b"GGUF\x03\0\0\0").unwrap();
+    for command in ["run", "chat", "inspect", "plan", "verify", "tokenize --model"] {
+        let words: Vec<_> = command.split(' ').chain([path(&gguf)]).collect();
+        let output = kimi(&words);
+        assert_eq!(output.status.code(), Some(2), "{command}");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(stderr.contains("model.gguf: is a GGUF file"), "{command}: {stderr}");
+    }
+}
+
+#[test]
+fn a_file_that_was_killed_anywhere_is_not_there_or_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let (packed, whole, killed) =
+        (dir.path().join("packed"), dir.path().join("whole"), dir.path().join("killed"));
+    json(&kimi(&["pack", path(&demo_model()), path(&packed), "--json"]));
+    json(&kimi(&["pack", path(&packed), path(&whole), "--single-file", "--json"]));
+    let whole = std::fs::read(&whole).unwrap();
+    for milliseconds in [1, 3, 6, 10, 15, 20, 30, 50] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_kimi-cli"))
+            .args(["pack", path(&packed), path(&killed), "--single-file", "-q"])
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(milliseconds));
+        // It may have ended.
+        let _ = child.kill();
+        child.wait().unwrap();
+        if killed.exists() {
+            assert!(std::fs::read(&killed).unwrap() == whole, "after {milliseconds} ms");
+            std::fs::remove_file(&killed).unwrap();
+        }
+    }
+    json(&kimi(&["pack", path(&packed), path(&killed), "--single-file", "--json"]));
+    assert!(std::fs::read(&killed).unwrap() == whole);
+    assert!(!dir.path().join("killed.partial").exists());
+}

@@ -191,6 +191,11 @@ impl Engine {
         &self.sizes
     }
 
+    /// Bytes that a session takes when it is full.
+    pub fn session_bytes(&self) -> u64 {
+        self.sizes.bytes()
+    }
+
     /// The model.
     pub fn model(&self) -> &Arc<Model> {
         &self.model

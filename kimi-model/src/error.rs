@@ -99,6 +99,14 @@ pub enum SamplerError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
+    /// There is no model.
+    #[error("{}: {found}; a model is a folder with config.json and safetensors files, or one file of `kimi-cli pack --single-file`", path.display())]
+    NoModel {
+        /// The path.
+        path: PathBuf,
+        /// What is there.
+        found: String,
+    },
     /// The configuration cannot be read.
     #[error("{}: cannot be read; a model folder needs a config.json", path.display())]
     Config {
@@ -255,6 +263,9 @@ pub enum Error {
         /// Why.
         reason: &'static str,
     },
+    /// A tokenizer that cannot be used.
+    #[error(transparent)]
+    Tokenizer(#[from] kimi_text::LoadError),
     /// A generated id that the tokenizer does not know.
     #[error(transparent)]
     UnknownToken(#[from] kimi_text::UnknownToken),

@@ -1,10 +1,10 @@
 //! `generation_config.json`: how the maker of a model wants it to be sampled.
 
-use std::io;
 use std::path::Path;
 
 use crate::config::fields::{Document, Fields};
 use crate::error::{ConfigError, SamplerError};
+use crate::files::ModelFiles;
 use crate::generate::GenerateOptions;
 use crate::sampler::SamplerOptions;
 
@@ -33,15 +33,16 @@ pub struct GenerationConfig {
 }
 
 impl GenerationConfig {
-    /// Reads the file of a model folder. A folder without one says nothing.
+    /// Reads the file of a model. A model without one says nothing.
     ///
     /// # Errors
     /// [`ConfigError::Read`], and as [`parse`](Self::parse).
-    pub fn open(dir: &Path, vocab_size: usize) -> Result<Self, ConfigError> {
-        let file = dir.join("generation_config.json");
-        match std::fs::read(&file) {
-            Ok(json) => Self::parse(&json, &file, vocab_size),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::default()),
+    pub fn open(files: &ModelFiles, vocab_size: usize) -> Result<Self, ConfigError> {
+        const NAME: &str = "generation_config.json";
+        let file = files.path().join(NAME);
+        match files.read(NAME) {
+            Ok(Some(json)) => Self::parse(&json, &file, vocab_size),
+            Ok(None) => Ok(Self::default()),
             Err(source) => Err(ConfigError::Read { file, source }),
         }
     }
@@ -229,13 +230,14 @@ mod tests {
     #[test]
     fn a_missing_file_says_nothing_and_one_that_cannot_be_read_is_an_error() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(GenerationConfig::open(dir.path(), 100).unwrap(), GenerationConfig::default());
+        let files = ModelFiles::open(dir.path()).unwrap();
+        assert_eq!(GenerationConfig::open(&files, 100).unwrap(), GenerationConfig::default());
         let file = dir.path().join("generation_config.json");
         std::fs::write(&file, r#"{"top_k": 3}"#).unwrap();
-        assert_eq!(GenerationConfig::open(dir.path(), 100).unwrap().top_k, Some(3));
+        assert_eq!(GenerationConfig::open(&files, 100).unwrap().top_k, Some(3));
         std::fs::remove_file(&file).unwrap();
         std::fs::create_dir(&file).unwrap();
-        let error = GenerationConfig::open(dir.path(), 100).unwrap_err();
+        let error = GenerationConfig::open(&files, 100).unwrap_err();
         assert!(matches!(error, ConfigError::Read { file: named, .. } if named == file));
     }
 }

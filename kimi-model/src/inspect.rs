@@ -7,6 +7,7 @@ use serde::Serialize;
 
 use crate::checkpoint::Checkpoint;
 use crate::config::{AttentionKind, FeedForwardKind};
+use crate::files::is_file_tensor;
 use crate::model::Model;
 
 /// Tensors, weights and bytes of one part of a model.
@@ -53,7 +54,7 @@ pub struct Summary {
     pub vocab_size: usize,
     /// Files with tensors.
     pub files: usize,
-    /// Sizes by part: `trunk`, `experts`, `embedding`, `head`, `vision`, `other`.
+    /// Sizes by part: `trunk`, `experts`, `embedding`, `head`, `vision`, `other`, and of a single file `files`.
     pub parts: BTreeMap<&'static str, PartSize>,
     /// Sizes by type as the files spell it.
     pub dtypes: BTreeMap<String, PartSize>,
@@ -105,6 +106,7 @@ impl Summary {
                 size.bytes += info.bytes;
             }
             let weights = match info.dtype {
+                _ if is_file_tensor(&name) => 0,
                 _ if packed.is_some() => packed.map_or(0, |(_, _, weights)| weights),
                 Dtype::U8 if name.ends_with(".weight_packed") => 2 * elements,
                 Dtype::I32 if name.ends_with(".weight_packed") => 8 * elements,
@@ -165,6 +167,9 @@ fn dotted(object: &serde_json::Map<String, serde_json::Value>) -> Vec<String> {
 
 /// The part that a tensor belongs to, by its name.
 fn part(name: &str, prefix: &str) -> &'static str {
+    if is_file_tensor(name) {
+        return "files";
+    }
     if Checkpoint::is_vision(name) {
         return "vision";
     }

@@ -8,6 +8,7 @@ use kimi_paging::{Source, TensorIndex};
 use crate::checkpoint::{Checkpoint, OpenSource};
 use crate::config::Config;
 use crate::error::Error;
+use crate::files::ModelFiles;
 use crate::layout::Layout;
 use crate::packed::Manifest;
 
@@ -24,18 +25,18 @@ pub struct Model {
 }
 
 impl Model {
-    /// Opens the checkpoint in a folder: `config.json` and safetensors files as a release ships them, or as `pack` wrote them.
+    /// Opens the model at `path`: a folder with `config.json` and safetensors files as a release ships them or as `pack` wrote
+    /// them, or a single file of [`pack::join`](crate::pack::join).
     ///
     /// # Errors
     /// [`Error`] naming the file, tensor or field: an unreadable or unsupported configuration, a broken or incomplete
     /// set of shards, a tensor that is missing or has another shape or type than the configuration calls for.
-    pub fn open(dir: &Path, open: &mut OpenSource<'_>) -> Result<Self, Error> {
+    pub fn open(path: &Path, open: &mut OpenSource<'_>) -> Result<Self, Error> {
+        let files = ModelFiles::open(path)?;
         // First, as an unfinished packed model says so there.
-        let manifest = Manifest::read(dir)?;
-        let path = dir.join("config.json");
-        let json = std::fs::read(&path).map_err(|source| Error::Config { path: path.clone(), source })?;
-        let config = Config::parse(&json, &path)?;
-        Self::new(config, TensorIndex::open(dir, open)?, dir, manifest)
+        let manifest = Manifest::read(&files)?;
+        let config = Config::parse(&files.config_json()?, &path.join("config.json"))?;
+        Self::new(config, TensorIndex::open(path, open)?, path, manifest)
     }
 
     /// A model whose files are in memory; `name` stands for the folder in messages.
@@ -66,6 +67,11 @@ impl Model {
     /// The configuration.
     pub fn config(&self) -> &Config {
         &self.config
+    }
+
+    /// True for a model that [`pack`](crate::pack::pack) made.
+    pub fn is_packed(&self) -> bool {
+        self.checkpoint.manifest().is_some()
     }
 
     /// True for a model without weights.

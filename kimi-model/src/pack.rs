@@ -1,4 +1,4 @@
-//! From a released checkpoint to a packed model: fewer bytes, in the order of their use.
+//! From a released checkpoint to a packed model: fewer bytes, in the order of their use. And from either to a single file.
 //!
 //! Files are written one after another, each under another name until it is on the drive and its checksums have been read
 //! back. A journal beside them lists those that are finished; an interrupted run goes on after the last of them.
@@ -7,6 +7,7 @@ mod encode;
 mod journal;
 mod recipe;
 mod reclaim;
+mod single;
 mod work;
 pub(crate) mod writer;
 
@@ -30,20 +31,18 @@ use self::work::{BankWork, FileWork, MatrixWork};
 use crate::calibrate::Calibration;
 use crate::drive::free_bytes;
 use crate::error::Error;
+use crate::files::ModelFiles;
 use crate::layout::BlockScales;
 use crate::model::Model;
-use crate::packed::{
-    BankInfo, FileInfo, HEADER_BYTES, JOURNAL_FILE, MANIFEST_FILE, Manifest, MatrixInfo, Tile, seal, seed,
-};
-use crate::tuning::TUNING_FILE;
+use crate::packed::{BankInfo, FileInfo, HEADER_BYTES, Manifest, MatrixInfo, Tile, seal, seed};
 use crate::verify::check_file;
 
 pub(crate) use self::journal::manifest;
 pub(crate) use self::recipe::keeps;
 pub use self::recipe::{EIGHT_BITS, KEPT, Recipe};
-use self::writer::Header;
-use self::writer::is_zero;
-pub(crate) use self::writer::{TensorFile, io_error, write_whole};
+pub use self::single::{estimate_join, join, pack_single};
+pub(crate) use self::writer::{DIGEST, SINGLE, TensorFile, io_error, write_whole};
+use self::writer::{Header, is_zero};
 
 /// How to pack a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -115,9 +114,6 @@ pub struct EncodingSize {
     /// Bytes of their tiles.
     pub bytes: u64,
 }
-
-/// Files that are copied along: everything small that holds no tensors.
-const LARGEST_COPY: u64 = 64 << 20;
 
 /// What BF12 takes beyond its planes, in parts of a thousand: an estimate, as patches depend on the weights. Normal weights in
 /// matrices of K3's widths have 0.7 (`docs/formats.md`).
@@ -210,13 +206,19 @@ pub fn pack(
     progress: &dyn Fn(&PackProgress),
     cancel: &AtomicBool,
 ) -> Result<PackReport, Error> {
+    let wanted = wanted(model, options)?;
+    let beside = || ModelFiles::open(source)?.copy_others(target);
+    write(model, target, options, Job { wanted, holes: false, beside: &beside }, progress, cancel)
+}
+
+/// The manifest of nothing packed yet.
+fn wanted(model: &Model, options: &PackOptions) -> Result<Manifest, Error> {
     let mut wanted = manifest(model, &options.recipe);
     if let Some(calibration) = &options.calibration {
         calibration.check(model)?;
         wanted.recipe.insert("calibration".to_owned(), calibration.describe());
     }
-    let beside = || copy_others(source, target);
-    write(model, target, options, Job { wanted, holes: false, beside: &beside }, progress, cancel)
+    Ok(wanted)
 }
 
 /// What a packed model is beside its source and its options.
@@ -364,6 +366,39 @@ impl PackReport {
             lossless: files.iter().all(FileWork::is_lossless),
             encodings: Vec::new(),
         }
+    }
+
+    /// Of nothing joined yet.
+    fn joined(lossless: bool) -> Self {
+        Self {
+            files: 1,
+            resumed_files: 0,
+            source_bytes: 0,
+            packed_bytes: 0,
+            reclaimed_bytes: 0,
+            lossless,
+            encodings: Vec::new(),
+        }
+    }
+
+    /// Counts a tensor of a packed model that lies in `path`, if a manifest lists it.
+    pub(crate) fn add_listed(
+        &mut self,
+        manifest: &Manifest,
+        tensor: &str,
+        bytes: u64,
+        path: &Path,
+    ) -> Result<(), Error> {
+        let encoding =
+            |name: &str| name.parse::<Encoding>().map_err(|error| refused(path, error.to_string()));
+        if let Some(listed) = manifest.matrices.get(tensor) {
+            self.add(encoding(&listed.encoding)?, 1, listed.rows as u64 * listed.cols as u64, bytes);
+        }
+        if let Some(listed) = manifest.experts.get(tensor) {
+            let weights = 3 * listed.count as u64 * listed.inner as u64 * listed.width as u64;
+            self.add(encoding(&listed.encoding)?, 3 * listed.count as u64, weights, bytes);
+        }
+        Ok(())
     }
 
     pub(crate) fn add(&mut self, encoding: Encoding, matrices: u64, weights: u64, bytes: u64) {
@@ -624,24 +659,4 @@ impl Packer<'_> {
         }
         Ok(())
     }
-}
-
-/// Copies what belongs to a model beside its tensors: configuration, tokenizer, templates.
-fn copy_others(source: &Path, target: &Path) -> Result<(), Error> {
-    let entries = std::fs::read_dir(source).map_err(io_error("list", source))?;
-    for entry in entries {
-        let path = entry.map_err(io_error("list", source))?.path();
-        let Some(name) = path.file_name() else { continue };
-        let text = name.to_string_lossy();
-        let tensors = text.ends_with(".safetensors") || text.ends_with(".safetensors.index.json");
-        // Links, as in a download cache, are followed.
-        let metadata = std::fs::metadata(&path).map_err(io_error("read", &path))?;
-        let ours = [MANIFEST_FILE, JOURNAL_FILE, TUNING_FILE].contains(&text.as_ref());
-        if tensors || ours || !metadata.is_file() || metadata.len() > LARGEST_COPY {
-            continue;
-        }
-        let bytes = std::fs::read(&path).map_err(io_error("read", &path))?;
-        write_whole(&target.join(name), &bytes)?;
-    }
-    Ok(())
 }

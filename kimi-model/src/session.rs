@@ -22,6 +22,15 @@ pub struct Session {
     pub(crate) kda: Vec<KdaState>,
     pub(crate) kv: Vec<KvCache>,
     pub(crate) budget: Budget,
+    /// In the order of their positions.
+    saved: Vec<Saved>,
+}
+
+/// The recurrent state and the convolution tails of every layer after so many tokens.
+#[derive(Debug)]
+struct Saved {
+    position: usize,
+    layers: Vec<[LeasedVec<f32>; 2]>,
 }
 
 impl Session {
@@ -29,7 +38,14 @@ impl Session {
         let kda = (0..sizes.kda_layers).map(|_| KdaState::new(sizes, budget)).collect::<Result<_, _>>()?;
         let shape = RowShape { len: config.mla.row(), content: config.mla.kv_lora_rank };
         let kv = (0..sizes.mla_layers).map(|_| KvCache::new(shape, sizes.kv_format)).collect();
-        Ok(Self { position: 0, capacity: sizes.positions, kda, kv, budget: budget.clone() })
+        Ok(Self {
+            position: 0,
+            capacity: sizes.positions,
+            kda,
+            kv,
+            budget: budget.clone(),
+            saved: Vec::new(),
+        })
     }
 
     /// Tokens committed so far.
@@ -45,6 +61,7 @@ impl Session {
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
         self.position = 0;
+        self.saved.clear();
         for kda in &mut self.kda {
             kda.state.fill(0.0);
             kda.tails.fill(0.0);
@@ -52,6 +69,66 @@ impl Session {
         for cache in &mut self.kv {
             cache.blocks.clear();
         }
+    }
+
+    /// Keeps a copy of the recurrent state, so that [`rewind`](Self::rewind) can come back to this position. Latents are not
+    /// copied: those of earlier positions never change.
+    ///
+    /// # Errors
+    /// [`Error::Paging`] when the budget has no room for [`checkpoint_bytes`](Self::checkpoint_bytes).
+    pub fn checkpoint(&mut self) -> Result<(), Error> {
+        if self.saved.last().map_or(0, |saved| saved.position) == self.position {
+            return Ok(());
+        }
+        let copy = |from: &[f32]| -> Result<_, Error> {
+            let mut to = self.budget.zeroed(from.len(), "checkpoints")?;
+            to.copy_from_slice(from);
+            Ok(to)
+        };
+        let layers = self.kda.iter().map(|layer| Ok([copy(&layer.state)?, copy(&layer.tails)?]));
+        let layers = layers.collect::<Result<_, Error>>()?;
+        self.saved.push(Saved { position: self.position, layers });
+        Ok(())
+    }
+
+    /// Goes back to the last checkpoint at or before `position`, or to the beginning, and returns where that is. Later
+    /// checkpoints are gone. A position that has not been reached yet changes nothing.
+    pub fn rewind(&mut self, position: usize) -> usize {
+        if position >= self.position {
+            return self.position;
+        }
+        self.saved.retain(|saved| saved.position <= position);
+        match self.saved.last() {
+            Some(saved) => {
+                for (layer, [state, tails]) in self.kda.iter_mut().zip(&saved.layers) {
+                    layer.state.copy_from_slice(state);
+                    layer.tails.copy_from_slice(tails);
+                }
+            }
+            None => {
+                for layer in &mut self.kda {
+                    layer.state.fill(0.0);
+                    layer.tails.fill(0.0);
+                }
+            }
+        }
+        self.position = self.saved.last().map_or(0, |saved| saved.position);
+        self.position
+    }
+
+    /// The positions of all checkpoints, ascending. The beginning needs none.
+    pub fn checkpoints(&self) -> impl ExactSizeIterator<Item = usize> {
+        self.saved.iter().map(|saved| saved.position)
+    }
+
+    /// Gives the memory of the checkpoint at `position` back, if there is one.
+    pub fn forget(&mut self, position: usize) {
+        self.saved.retain(|saved| saved.position != position);
+    }
+
+    /// Bytes that a checkpoint takes.
+    pub fn checkpoint_bytes(&self) -> u64 {
+        self.kda.iter().map(|layer| layer.state.lease().bytes() + layer.tails.lease().bytes()).sum()
     }
 
     /// Makes room for the latents of `columns` more positions.
@@ -129,6 +206,12 @@ impl SessionSizes {
     /// Bytes of the second state that wide passes write.
     pub(crate) fn shadow_bytes(&self) -> u64 {
         if self.shadow { self.state_bytes() } else { 0 }
+    }
+
+    /// Bytes of a session that is full.
+    pub(crate) fn bytes(&self) -> u64 {
+        let fixed = self.state_bytes() + self.log_bytes() + self.shadow_bytes();
+        fixed.saturating_add(self.kv_bytes())
     }
 
     /// Bytes of the latents of all positions, in whole blocks.

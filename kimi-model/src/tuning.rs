@@ -9,7 +9,8 @@ use crate::error::Error;
 use crate::model::Model;
 use crate::pack::write_whole;
 
-/// The file beside the model. It belongs to the drive and is not copied with the model.
+/// The file in the folder of a model; beside a single file it has that one's name in front. It belongs to the drive and is not
+/// copied with the model.
 pub(crate) const TUNING_FILE: &str = "kimi-tuning.json";
 
 /// What a measurement may cost.
@@ -44,5 +45,11 @@ pub fn read_settings(model: &Model, ram_bytes: Option<u64>) -> Result<ReadSettin
 }
 
 fn path(model: &Model) -> PathBuf {
-    model.checkpoint.dir().join(TUNING_FILE)
+    let path = model.checkpoint.dir();
+    match path.file_name() {
+        Some(name) if path.is_file() => {
+            path.with_file_name(format!("{}.{TUNING_FILE}", name.to_string_lossy()))
+        }
+        _ => path.join(TUNING_FILE),
+    }
 }

@@ -13,10 +13,10 @@ use twox_hash::XxHash3_64;
 
 use crate::config::Config;
 use crate::error::Error;
+use crate::files::ModelFiles;
 use crate::layout::{KEY_PART, VALUE_PART};
 use crate::pack::{TensorFile, io_error, keeps, refused, write_whole};
-use crate::packed::{BankInfo, JOURNAL_FILE, MANIFEST_FILE, Manifest, MatrixInfo, RecordLayout, Tile, seed};
-use crate::tuning::TUNING_FILE;
+use crate::packed::{BankInfo, MANIFEST_FILE, Manifest, MatrixInfo, RecordLayout, Tile, seed};
 use crate::verify::VerifyProgress;
 use crate::weights::damaged;
 
@@ -51,17 +51,19 @@ pub fn unpack(
     progress: &dyn Fn(VerifyProgress),
     cancel: &AtomicBool,
 ) -> Result<UnpackReport, Error> {
-    let manifest = Manifest::read(source)?;
+    let files = ModelFiles::open(source)?;
+    if files.is_single() {
+        let reason = "is a single file; unpack the folder that it was made from";
+        return Err(refused(source, reason.to_owned()));
+    }
+    let manifest = Manifest::read(&files)?;
     let manifest =
         manifest.ok_or_else(|| refused(source, format!("is not packed: it has no {MANIFEST_FILE}")))?;
     if !manifest.lossless && !lossy {
         let reason = "was packed with loss; `--lossy` writes the nearest BF16 of its weights";
         return Err(refused(source, reason.to_owned()));
     }
-    let config_path = source.join("config.json");
-    let json =
-        std::fs::read(&config_path).map_err(|source| Error::Config { path: config_path.clone(), source })?;
-    let config = Config::parse(&json, &config_path)?;
+    let config = Config::parse(&files.config_json()?, &source.join("config.json"))?;
     std::fs::create_dir_all(target).map_err(io_error("create", target))?;
     if let Some(entry) = std::fs::read_dir(target).map_err(io_error("list", target))?.next() {
         let name = entry.map_err(io_error("list", target))?.file_name();
@@ -86,22 +88,8 @@ pub fn unpack(
     let Unpacker { report, weight_map, .. } = unpacker;
     let index = serde_json::json!({ "metadata": { "total_size": report.bytes }, "weight_map": weight_map });
     write_whole(&target.join("model.safetensors.index.json"), index.to_string().as_bytes())?;
-    copy_others(source, target)?;
+    files.copy_others(target)?;
     Ok(report)
-}
-
-fn copy_others(source: &Path, target: &Path) -> Result<(), Error> {
-    for entry in std::fs::read_dir(source).map_err(io_error("list", source))? {
-        let path = entry.map_err(io_error("list", source))?.path();
-        let Some(name) = path.file_name() else { continue };
-        let text = name.to_string_lossy();
-        let tensors = text.ends_with(".safetensors") || text.ends_with(".safetensors.index.json");
-        let ours = [MANIFEST_FILE, JOURNAL_FILE, TUNING_FILE].contains(&text.as_ref());
-        if !tensors && !ours && path.is_file() {
-            std::fs::copy(&path, target.join(name)).map_err(io_error("copy", &path))?;
-        }
-    }
-    Ok(())
 }
 
 struct Unpacker<'a> {

@@ -1,5 +1,6 @@
 //! Every byte of a model, held against what is known of it.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -10,7 +11,8 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use crate::error::Error;
-use crate::pack::Written;
+use crate::files::ModelFiles;
+use crate::pack::{DIGEST, SINGLE, Written};
 use crate::packed::{BankInfo, FileInfo, Manifest, MatrixInfo, RecordLayout, Tile, seed};
 
 /// Bytes that are read at once where there are no tiles.
@@ -54,34 +56,30 @@ pub struct Damage {
     pub reason: String,
 }
 
-/// Reads a packed model whole and checks every tile and every file; `None` for a checkpoint that is not packed, which has no
-/// checksums.
+/// Reads a model whole and checks every tile and every file; `None` for a folder that is not packed, which has no checksums.
 ///
 /// # Errors
 /// [`Error::Manifest`], errors of reading, [`Error::Cancelled`]. What is damaged is no error but part of the report.
 pub fn verify(
-    dir: &Path,
+    path: &Path,
     progress: &dyn Fn(VerifyProgress),
     cancel: &AtomicBool,
 ) -> Result<Option<VerifyReport>, Error> {
-    let Some(manifest) = Manifest::read(dir)? else { return Ok(None) };
+    let files = ModelFiles::open(path)?;
+    let manifest = Manifest::read(&files)?;
+    if files.is_single() {
+        return single_file(path, manifest.as_ref(), progress, cancel).map(Some);
+    }
+    let Some(manifest) = manifest else { return Ok(None) };
     let total_bytes = manifest.files.iter().map(|file| file.bytes).sum();
     let mut report = VerifyReport::default();
     for file in &manifest.files {
         let done = report.bytes;
         let step = |bytes| progress(VerifyProgress { done_bytes: done + bytes, total_bytes });
-        let mut reading = Reading {
-            file: &file.name,
-            hash: Sha256::new(),
-            bytes: 0,
-            tiles: 0,
-            damages: Vec::new(),
-            step: &step,
-            cancel,
-        };
+        let mut reading = Reading::new(&file.name, &step, cancel);
         let matrix = |name: &str| manifest.matrices.get(name);
         let bank = |name: &str| manifest.experts.get(name);
-        match reading.whole(dir, &matrix, &bank) {
+        match reading.whole(&path.join(&file.name), &matrix, &bank) {
             Ok(()) => {
                 let (bytes, sha256) = (reading.bytes, hex(reading.hash));
                 if bytes != file.bytes {
@@ -116,24 +114,53 @@ pub(crate) fn check_file(
     written: &Written,
     cancel: &AtomicBool,
 ) -> Result<FileInfo, Error> {
-    let mut reading = Reading {
-        file: name,
-        hash: Sha256::new(),
-        bytes: 0,
-        tiles: 0,
-        damages: Vec::new(),
-        step: &|_| (),
-        cancel,
-    };
+    let mut reading = Reading::new(name, &|_| (), cancel);
     let find = |name: &str| written.matrices.iter().find(|(of, _)| of == name).map(|(_, info)| info);
     let bank = |name: &str| written.experts.iter().find(|(of, _)| of == name).map(|(_, info)| info);
-    reading.whole(dir, &find, &bank)?;
+    reading.whole(&dir.join(name), &find, &bank)?;
     match reading.damages.pop() {
         None => Ok(FileInfo { name: name.to_owned(), bytes: reading.bytes, sha256: Some(hex(reading.hash)) }),
         Some(Damage { tensor, tile, reason, .. }) => {
             Err(Error::Tile { file: dir.join(name), tensor, tile: tile.unwrap_or(0), reason })
         }
     }
+}
+
+/// Reads a single file whole: its tiles if it is packed, and its digest.
+pub(crate) fn single_file(
+    path: &Path,
+    manifest: Option<&Manifest>,
+    progress: &dyn Fn(VerifyProgress),
+    cancel: &AtomicBool,
+) -> Result<VerifyReport, Error> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let source = FileSource::open(path)?;
+    let total_bytes = source.len();
+    let mut head = vec![0; DIGEST.end.min(total_bytes) as usize];
+    source.read_at(0, &mut head)?;
+    let listed = head.get(8..).and_then(|head| head.strip_prefix(SINGLE.as_bytes())).map(<[u8]>::to_vec);
+    let step = |done_bytes| progress(VerifyProgress { done_bytes, total_bytes });
+    let mut reading = Reading::new(&name, &step, cancel);
+    reading.zeros = DIGEST;
+    let matrix = |name: &str| manifest.and_then(|manifest| manifest.matrices.get(name));
+    let bank = |name: &str| manifest.and_then(|manifest| manifest.experts.get(name));
+    match reading.whole(path, &matrix, &bank) {
+        Ok(()) => {
+            let found = hex(std::mem::take(&mut reading.hash));
+            let reason = match listed {
+                None => Some("its header holds no SHA-256 where `pack --single-file` puts it"),
+                Some(listed) if listed != found.as_bytes() && reading.damages.is_empty() => {
+                    Some("its SHA-256 is not that of its header, though all its tiles are whole")
+                }
+                Some(_) => None,
+            };
+            reading.damages.extend(reason.map(|reason| damage(&name, "", None, reason.to_owned())));
+        }
+        Err(Error::Cancelled) => return Err(Error::Cancelled),
+        Err(error) => reading.damages.push(damage(&name, "", None, chain(&error))),
+    }
+    let Reading { bytes, tiles, damages, .. } = reading;
+    Ok(VerifyReport { files: 1, bytes, tiles, damages })
 }
 
 /// A file while it is read from its beginning to its end.
@@ -143,18 +170,25 @@ struct Reading<'a> {
     bytes: u64,
     tiles: u64,
     damages: Vec<Damage>,
+    /// Bytes of the file that are hashed as the digit 0.
+    zeros: Range<u64>,
     step: &'a dyn Fn(u64),
     cancel: &'a AtomicBool,
 }
 
-impl Reading<'_> {
+impl<'a> Reading<'a> {
+    fn new(file: &'a str, step: &'a dyn Fn(u64), cancel: &'a AtomicBool) -> Self {
+        let (hash, damages) = (Sha256::new(), Vec::new());
+        Self { file, hash, bytes: 0, tiles: 0, damages, zeros: 0..0, step, cancel }
+    }
+
     fn whole<'m>(
         &mut self,
-        dir: &Path,
+        path: &Path,
         matrix: &dyn Fn(&str) -> Option<&'m MatrixInfo>,
         bank: &dyn Fn(&str) -> Option<&'m BankInfo>,
     ) -> Result<(), Error> {
-        let source: Arc<dyn Source> = Arc::new(FileSource::open(dir.join(self.file))?);
+        let source: Arc<dyn Source> = Arc::new(FileSource::open(path)?);
         let index = TensorIndex::from_sources(vec![(self.file.to_owned(), Arc::clone(&source))], None)?;
         let mut buffer = Vec::new();
         for (name, info) in index.iter() {
@@ -178,6 +212,9 @@ impl Reading<'_> {
         crate::weights::check(self.cancel)?;
         buffer.resize(len, 0);
         source.read_once(self.bytes, buffer)?;
+        // In front of all tensors, so nobody looks at them again.
+        let place = |at: u64| (at.saturating_sub(self.bytes) as usize).min(len);
+        buffer[place(self.zeros.start)..place(self.zeros.end)].fill(b'0');
         self.hash.update(&*buffer);
         self.bytes += len as u64;
         (self.step)(self.bytes);
@@ -263,6 +300,6 @@ fn chain(error: &dyn std::error::Error) -> String {
     }
 }
 
-fn hex(hash: Sha256) -> String {
+pub(crate) fn hex(hash: Sha256) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }

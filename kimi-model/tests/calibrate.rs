@@ -35,7 +35,7 @@ fn text(which: &str) -> Vec<u32> {
         ),
     ];
     let (_, text) = texts.into_iter().find(|(name, _)| *name == which).unwrap();
-    let tokenizer = kimi_text::Tokenizer::from_dir(&demo_model()).unwrap();
+    let tokenizer = kimi_text::Tokenizer::from_dir(demo_model()).unwrap();
     tokenizer.encode(text, kimi_text::Specials::AsText).into_iter().map(|kimi_text::TokenId(id)| id).collect()
 }
 

@@ -19,6 +19,7 @@ mod kind;
 mod name;
 
 pub use dtype::{Dtype, OtherDtype};
+pub use header::MAX_HEADER_BYTES;
 pub use name::TemplateId;
 
 /// The file that says which tensor lies in which shard.

@@ -13,7 +13,7 @@ mod tune;
 
 pub use budget::{Budget, Buffer, Lease, LeasedVec, PAGE_BYTES, Usage};
 pub use error::{Error, IndexProblem, RecordProblem, ShardProblem, TapeProblem};
-pub use index::{Dtype, OtherDtype, TemplateId, TensorIndex, TensorInfo};
+pub use index::{Dtype, MAX_HEADER_BYTES, OtherDtype, TemplateId, TensorIndex, TensorInfo};
 pub use limits::{MemoryLimit, memory_limit};
 pub use readers::{ClassStats, Executor, ReadSettings, ReadStats, Readers};
 pub use ring::{Entry, Ring, RingBuilder, Run, Tape, Tile};

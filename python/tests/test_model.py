@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from conftest import DEMO, PROMPT, REPOSITORY
+from conftest import DEMO, PROMPT, REPOSITORY, single_file
 
 import kimi_k3
-from kimi_k3 import Model, Tokenizer
+from kimi_k3 import Model, Tokenizer, _library
 
 
 @pytest.mark.parametrize("text", ["", PROMPT, "naïve 你好 😀", "a\0b", "a [BOS] b"])
@@ -55,6 +55,30 @@ def test_options_reach_the_engine():
 def test_options_that_cannot_be(options, error, message):
     with pytest.raises(error, match=message):
         Model(DEMO, **options)
+
+
+def test_a_single_file_is_the_folder(tmp_path):
+    file = tmp_path / "kimi-k3-4bit-8b.gguf"
+    single_file(DEMO, file)
+    with Model(DEMO) as folder, Model(file) as model, Tokenizer(file) as tokenizer:
+        assert tokenizer.encode(PROMPT) == folder.encode(PROMPT) == model.encode(PROMPT)
+        assert model.eos_token_ids == folder.eos_token_ids
+        for options in ({}, {"temperature": 0.8, "seed": 5}):
+            expected = folder.generate(PROMPT, max_tokens=20, **options)
+            assert model.generate(PROMPT, max_tokens=20, **options).ids == expected.ids
+
+
+def test_a_token_costs_the_same_at_every_position(model):
+    tokens = model.encode(PROMPT)
+    new = len(tokens)
+    while len(tokens) < 200:
+        before = model.stats
+        array = _library.ints(tokens)
+        token = _library.check(_library.lib.kimi_generate_next_token(model, array, len(tokens)))
+        after = model.stats
+        assert (after["tokens"] - before["tokens"], after["passes"] - before["passes"]) == (new, 1)
+        tokens.append(token)
+        new = 1
 
 
 def test_what_is_no_model(tmp_path):

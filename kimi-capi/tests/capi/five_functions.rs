@@ -58,6 +58,96 @@ fn only_what_is_new_is_computed() {
     kimi_free_model(model);
 }
 
+/// Tokens that a model has computed.
+fn computed(model: *mut std::ffi::c_void) -> u64 {
+    // SAFETY: the buffer has the room that `text` says.
+    let stats = text(|buf, cap| unsafe { kimi_model_stats_json(model.cast(), buf, cap) });
+    serde_json::from_str::<serde_json::Value>(&stats).unwrap()["tokens"].as_u64().unwrap()
+}
+
+#[test]
+fn a_sequence_that_shares_its_beginning_goes_on_from_a_checkpoint() {
+    let (model, alone) = (load(&demo_model(), 512), load(&demo_model(), 512));
+    let mut random = kimi_testing::Seeded::new(5);
+    let mut some =
+        |count: usize| -> Vec<c_int> { (0..count).map(|_| 10 + random.below(200) as c_int).collect() };
+    // What is shared with the sequence before, what is new behind it, and what that may cost: the new tokens, and those
+    // between the end of what is shared and the checkpoint before it.
+    let mut tokens = Vec::new();
+    for (shared, new, cost) in [
+        (0, 100, 100),
+        (100, 1, 1),
+        (101, 30, 30),
+        // The end of the first call: that of the second gave way, as it was nearer than the spacing.
+        (100, 5, 5),
+        (99, 5, 104),
+        (104, 200, 200),
+        (304, 1, 1),
+        (304, 1, 1),
+        (304, 3, 3),
+        (250, 3, 149),
+    ] {
+        tokens.truncate(shared);
+        tokens.extend(some(new));
+        let before = computed(model);
+        let token = next_token(model, &tokens);
+        // With nothing in common it begins anew.
+        next_token(alone, &[tokens[0] + 1]);
+        assert_eq!(token, next_token(alone, &tokens), "{shared} and {new}");
+        assert_eq!(computed(model) - before, cost, "{shared} and {new}");
+    }
+    // The same question without its last token, whose logits are not known any more.
+    let before = computed(model);
+    assert_eq!(next_token(model, &tokens[..200]), next_token(alone, &tokens[..200]));
+    assert!(computed(model) - before <= 200);
+    kimi_free_model(alone);
+    kimi_free_model(model);
+}
+
+#[test]
+fn a_long_generation_keeps_a_bounded_number_of_checkpoints() {
+    let model = load(&demo_model(), 2048);
+    let mut tokens = tokenize(model, PROMPT);
+    let prompt = tokens.len();
+    extend(model, &mut tokens, 1500);
+    // Every token was computed once, wherever it stood.
+    assert_eq!(computed(model), (tokens.len() - 1) as u64);
+    for shared in [1400, 900, 300, 40, prompt] {
+        let before = computed(model);
+        let mut asked = tokens[..shared].to_vec();
+        asked.push(if tokens[shared] == 17 { 18 } else { 17 });
+        assert!(next_token(model, &asked) >= 0, "{}", last_error());
+        let cost = computed(model) - before;
+        assert!(cost <= 300, "{cost} tokens for {shared} shared ones");
+    }
+    kimi_free_model(model);
+}
+
+#[test]
+fn where_memory_is_short_a_sequence_begins_anew() {
+    let path = c_path(&kimi_k3_oracle());
+    let open = |ram: i64| {
+        let options = kimi_model_options_new();
+        assert_eq!((set_int(options, "ram_bytes", ram), set_int(options, "context", 64)), (OK, OK));
+        // SAFETY: a text that ends with NUL.
+        let model = unsafe { kimi_model_open(path.as_ptr(), options) };
+        kimi_options_free(options);
+        model
+    };
+    // The message of a model that does not fit tells what it needs.
+    assert!(open(1000).is_null());
+    let message = last_error();
+    let needed: f64 = message.split(' ').find_map(|word| word.parse().ok()).unwrap();
+    let model = open((needed * 1e6) as i64 + 4_000_000);
+    assert!(!model.is_null(), "{}", last_error());
+    let alone = load(&kimi_k3_oracle(), 64);
+    for tokens in [&[3, 1, 4, 1, 5][..], &[3, 1, 4, 1, 6], &[3, 1, 4], &[3, 1, 4, 1, 5, 9]] {
+        assert_eq!(next_token(model.cast(), tokens), next_token(alone, tokens), "{}", last_error());
+    }
+    kimi_free_model(alone);
+    kimi_free_model(model.cast());
+}
+
 #[test]
 fn every_sequence_gives_what_it_gives_to_a_fresh_model() {
     let alone = |tokens: &[c_int]| {
@@ -174,6 +264,28 @@ fn the_kv_cache_is_bounded() {
 }
 
 #[test]
+fn a_single_file_is_loaded_whatever_it_is_called() {
+    let dir = tempfile::tempdir().unwrap();
+    let open = &mut |file: &Path| Ok(std::sync::Arc::new(kimi_paging::FileSource::open(file)?) as _);
+    let model = ::kimi_model::Model::open(&demo_model(), open).unwrap();
+    let file = dir.path().join("kimi-k3-4bit-8b.gguf");
+    ::kimi_model::pack::join(&model, &file, &|_| (), &std::sync::atomic::AtomicBool::new(false)).unwrap();
+    let (folder, single) = (load(&demo_model(), 128), load(&file, 128));
+    let mut sequences = [folder, single].map(|model| tokenize(model, PROMPT));
+    for (model, tokens) in [folder, single].into_iter().zip(&mut sequences) {
+        extend(model, tokens, 24);
+    }
+    assert_eq!(sequences[0], sequences[1]);
+    // SAFETY: a text that ends with NUL.
+    let tokenizer = unsafe { kimi_tokenizer_open(c_path(&file).as_ptr()) };
+    assert_eq!(tokenize(tokenizer.cast(), PROMPT), tokenize(folder, PROMPT));
+    kimi_tokenizer_free(tokenizer);
+    for model in [folder, single] {
+        kimi_free_model(model);
+    }
+}
+
+#[test]
 fn what_is_no_model_folder_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let gguf = dir.path().join("kimi-k3-4bit-8b.gguf");
@@ -191,7 +303,7 @@ fn what_is_no_model_folder_is_named() {
             INVALID_ARGUMENT,
             "kimi-k3-4bit-8b.gguf: is a GGUF file; a model is a folder with config.json",
         ),
-        (&text, INVALID_ARGUMENT, "notes.txt: is no folder; a model is"),
+        (&text, INVALID_ARGUMENT, "notes.txt: is a file that begins with \"GG\"; a model is"),
         (&dir.path().join("nowhere"), INVALID_ARGUMENT, "nowhere: does not exist; a model is"),
         (&empty, CORRUPT, "config.json: cannot be read; a model folder needs a config.json: "),
         (&broken, CORRUPT, "config.json: not valid JSON: "),

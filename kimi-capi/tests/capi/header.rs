@@ -209,3 +209,17 @@ fn the_programs_of_the_documents_compile() {
     }
     assert!(count > 0);
 }
+
+#[test]
+fn every_instruction_set_is_listed() {
+    let python = package("../python/src/kimi_k3/model.py");
+    for text in [header(), std::fs::read_to_string(python).unwrap()] {
+        let (_, isa) = text.split_once("isa        text").or_else(|| text.split_once(":param isa:")).unwrap();
+        let (isa, _) = isa.split_once("default").unwrap();
+        let listed: Vec<&str> = isa
+            .split(|c: char| !(c.is_alphanumeric() || c == '-'))
+            .filter(|word| word.parse::<kimi_kernels::Isa>().is_ok())
+            .collect();
+        assert_eq!(listed, kimi_kernels::Isa::ALL.map(kimi_kernels::Isa::name));
+    }
+}

@@ -55,7 +55,7 @@ pub(crate) struct BenchKernelsArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchDiskArgs {
-    /// Folder of a model, a file, or a folder in which a file is written for the time being
+    /// Model, another file, or a folder in which a file is written for the time being
     #[arg(value_name = "MODEL|FILE|FOLDER")]
     pub(crate) path: PathBuf,
     /// What is read: tape, experts, mixed, row [default: all]
@@ -87,7 +87,7 @@ impl BenchDiskArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchDecodeArgs {
-    /// Folder of a model; the built-in demo model when left out
+    /// Model; the built-in demo model when left out
     pub(crate) model: Option<PathBuf>,
     /// Token ids that are read first, separated by commas
     #[arg(long, value_name = "IDS", value_delimiter = ',', default_value = "1,2,3")]
@@ -109,7 +109,7 @@ pub(crate) struct BenchDecodeArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
-    /// Folder of a model, or one that a model is to lie in
+    /// Model, or a folder that a model is to lie in
     #[arg(value_name = "MODEL|FOLDER", default_value = ".")]
     pub(crate) dir: PathBuf,
     /// How long the drive is measured; 0 leaves that out

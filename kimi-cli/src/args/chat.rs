@@ -9,7 +9,7 @@ use super::{EngineArgs, PrefixArgs, SamplingArgs, Verbosity};
 
 #[derive(Debug, Args)]
 pub(crate) struct ChatArgs {
-    /// Folder of a model whose chat format is known; the built-in demo model when left out, which was not trained to talk
+    /// Model whose chat format is known; the built-in demo model when left out, which was not trained to talk
     pub(crate) model: Option<PathBuf>,
     /// Answer this one message and end; `-` reads it from the standard input
     #[arg(long, value_name = "TEXT")]

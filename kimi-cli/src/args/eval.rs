@@ -9,7 +9,7 @@ use super::{EngineArgs, parse_positive};
 
 #[derive(Debug, Args)]
 pub(crate) struct EvalArgs {
-    /// Folder of a model; the built-in demo model when left out
+    /// Model; the built-in demo model when left out
     pub(crate) model: Option<PathBuf>,
     /// The text, UTF-8
     #[arg(long, value_name = "FILE")]

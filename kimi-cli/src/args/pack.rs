@@ -10,22 +10,29 @@ use super::parse_size;
 
 #[derive(Debug, Args)]
 pub(crate) struct PackArgs {
-    /// Folder with config.json and safetensors files as released
+    /// Model as released; with --single-file also a packed one
     #[arg(value_name = "SRC")]
     pub(crate) source: PathBuf,
-    /// Folder to write the packed model to; an interrupted run goes on where it stopped
+    /// Folder, or with --single-file the file, to write the model to; an interrupted run goes on where it stopped
     #[arg(value_name = "DST")]
     pub(crate) target: PathBuf,
+    /// Write one file that holds the model's configuration and tokenizer too, whatever its name ends in. A packed SRC is joined as
+    /// it is; a released one is packed first, in a folder DST.parts
+    #[arg(long)]
+    pub(crate) single_file: bool,
+    /// With --single-file: join the files of a released SRC as they are, without packing
+    #[arg(long, requires = "single_file", conflicts_with_all = ["preset", "trunk", "experts", "lm_head", "embed", "overrides", "reclaim"])]
+    pub(crate) as_is: bool,
     /// exact (no loss), near, small or tiny instead of SPECs; docs/quality.md has what each costs
     #[arg(long, value_name = "NAME", value_parser = parse_preset, conflicts_with_all = ["trunk", "experts"])]
     pub(crate) preset: Option<Recipe>,
     /// How the matrices of the layers are stored: bf12 (no loss, a quarter less), bf16, i8, i6, i4, i3, i2 with
-    /// `:g32|g64|g128`, `:zp` or `:cb`, and `:f16`, or mxfp4
-    #[arg(long, value_name = "SPEC", default_value = "bf12")]
-    pub(crate) trunk: Encoding,
-    /// How the routed experts are stored: keep (no loss), mxfp4, i4, i3, i2 or any other SPEC of fixed size
-    #[arg(long, value_name = "SPEC", default_value = "keep", value_parser = parse_experts)]
-    pub(crate) experts: Experts,
+    /// `:g32|g64|g128`, `:zp` or `:cb`, and `:f16`, or mxfp4 [default: bf12]
+    #[arg(long, value_name = "SPEC")]
+    pub(crate) trunk: Option<Encoding>,
+    /// How the routed experts are stored: keep (no loss), mxfp4, i4, i3, i2 or any other SPEC of fixed size [default: keep]
+    #[arg(long, value_name = "SPEC", value_parser = parse_experts)]
+    pub(crate) experts: Option<Experts>,
     /// How the output matrix is stored [default: as a lossless trunk, else i8:g128]
     #[arg(long, value_name = "SPEC")]
     pub(crate) lm_head: Option<Encoding>,
@@ -52,6 +59,26 @@ pub(crate) struct PackArgs {
     pub(crate) threads: Option<u16>,
     #[command(flatten)]
     pub(crate) output: OutputArgs,
+}
+
+impl PackArgs {
+    /// The encoding of every part.
+    pub(crate) fn recipe(&self) -> Recipe {
+        let mut recipe = self.preset.clone().unwrap_or_else(|| {
+            let mut recipe = Recipe::new(self.trunk.unwrap_or(Encoding::Bf12));
+            recipe.experts = self.experts.and_then(|experts| experts.0);
+            recipe
+        });
+        (recipe.head, recipe.embedding) = (self.lm_head, self.embed);
+        recipe.overrides = self.overrides.clone();
+        recipe
+    }
+
+    /// True when somebody asked for an encoding.
+    pub(crate) fn chooses(&self) -> bool {
+        let parts = [self.trunk, self.lm_head, self.embed].iter().any(Option::is_some);
+        self.preset.is_some() || parts || self.experts.is_some() || !self.overrides.is_empty()
+    }
 }
 
 /// How a model that is not packed would be.
@@ -102,7 +129,7 @@ pub(crate) struct UnpackArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct VerifyArgs {
-    /// Folder of a model
+    /// Model: a folder or a single file
     pub(crate) model: PathBuf,
     #[command(flatten)]
     pub(crate) output: OutputArgs,

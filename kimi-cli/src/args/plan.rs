@@ -9,13 +9,13 @@ use super::pack::{OutputArgs, PackedArgs};
 
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
-    /// Folder of a model, or a config.json alone, before anything is downloaded; k3, k3-mini, kimi-linear, moonlight and k2 are known by
+    /// Model, or a config.json alone, before anything is downloaded; k3, k3-mini, kimi-linear, moonlight and k2 are known by
     /// name
     #[arg(value_name = "MODEL|CONFIG.JSON|k3|k3-mini|kimi-linear|moonlight|k2")]
     pub(crate) model: PathBuf,
     #[command(flatten)]
     pub(crate) packed: PackedArgs,
-    /// What the drive reads, in GB/s [default: measured for half a second where the model is a folder]
+    /// What the drive reads, in GB/s [default: measured for half a second where there is a model]
     #[arg(long, value_name = "GB/s", value_parser = parse_speed)]
     pub(crate) speed: Option<f64>,
     #[command(flatten)]

@@ -13,7 +13,9 @@ use std::sync::atomic::AtomicBool;
 use anyhow::Context;
 use console::style;
 use kimi_model::prefix::Storing;
-use kimi_model::{Engine, Error, FinishReason, GenerateOptions, Generation, PrefixCache, Transcript};
+use kimi_model::{
+    Engine, Error, FinishReason, GenerateOptions, Generation, ModelFiles, PrefixCache, Transcript,
+};
 use kimi_text::Tokenizer;
 use kimi_text::chat::{ChatFormat, ChatOptions, Message};
 use rustyline::DefaultEditor;
@@ -47,7 +49,7 @@ pub(crate) fn run(args: &ChatArgs) -> anyhow::Result<Exit> {
     let model = source::model(dir, args.engine.io, args.engine.ram)?;
     let tokenizer = source::require_tokenizer(dir)?;
     let format = match dir {
-        Some(dir) => ChatFormat::of_dir(dir, &tokenizer),
+        Some(dir) => ModelFiles::open(dir)?.chat_format(&tokenizer),
         None => ChatFormat::recognise(&tokenizer, Some(&model.config().model_type), None),
     };
     let format = format.map_err(|error| Usage(format!("{error}; `run` continues raw text")))?;

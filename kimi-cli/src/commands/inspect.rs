@@ -3,9 +3,10 @@
 use std::io::{Write, stdout};
 
 use kimi_model::inspect::{PartSize, Summary};
+use kimi_model::open::Io;
 use serde_json::json;
 
-use crate::args::{InspectArgs, Io};
+use crate::args::InspectArgs;
 use crate::exit::Exit;
 use crate::source;
 

@@ -6,10 +6,13 @@ use std::time::Instant;
 
 use kimi_model::Error;
 use kimi_model::calibrate::Calibration;
-use kimi_model::pack::{PackOptions, PackProgress, PackReport, Recipe, estimate, pack};
+use kimi_model::open::Io;
+use kimi_model::pack::{
+    PackOptions, PackProgress, PackReport, estimate, estimate_join, join, pack, pack_single,
+};
 
-use crate::args::{Io, PackArgs};
-use crate::exit::Exit;
+use crate::args::PackArgs;
+use crate::exit::{Exit, Usage};
 use crate::status::bytes;
 use crate::{interrupt, progress, source};
 
@@ -17,20 +20,20 @@ pub(crate) fn run(args: &PackArgs) -> anyhow::Result<Exit> {
     interrupt::install()?;
     let start = Instant::now();
     let model = source::model(Some(&args.source), Io::Pread, None)?;
-    let mut recipe = args.preset.clone().unwrap_or_else(|| {
-        let mut recipe = Recipe::new(args.trunk);
-        recipe.experts = args.experts.0;
-        recipe
-    });
-    (recipe.head, recipe.embedding) = (args.lm_head, args.embed);
-    recipe.overrides = args.overrides.clone();
+    let joining = args.single_file && (model.is_packed() || args.as_is);
+    if joining && (args.chooses() || args.reclaim) {
+        let name = args.source.display();
+        let reason = "is packed already and is joined as it is; give no encodings and no --reclaim";
+        return Err(Usage(format!("{name} {reason}")).into());
+    }
+    let mut options = PackOptions::new(args.recipe());
     if args.dry_run {
-        let report = estimate(&model, &recipe)?;
+        let report =
+            if joining { estimate_join(&model, &args.target)? } else { estimate(&model, &options.recipe)? };
         tell(args, &report, None)?;
         return Ok(Exit::Ok);
     }
 
-    let mut options = PackOptions::new(recipe);
     options.ram_bytes = args.ram;
     options.threads = args.threads.map(usize::from);
     options.reclaim = args.reclaim;
@@ -41,14 +44,19 @@ pub(crate) fn run(args: &PackArgs) -> anyhow::Result<Exit> {
             progress::show(&bar, step.done_bytes, step.total_bytes);
             bar.set_message(step.file.clone());
         };
-        pack(&model, &args.source, &args.target, &options, &show, cancel)
+        match args.single_file {
+            true if joining => join(&model, &args.target, &show, cancel),
+            true => pack_single(&model, &args.target, &options, &show, cancel),
+            false => pack(&model, &args.source, &args.target, &options, &show, cancel),
+        }
     });
     bar.finish_and_clear();
     match packed {
         Ok(report) => tell(args, &report, Some(start.elapsed().as_secs_f64()))?,
         Err(Error::Cancelled) => {
             if !args.output.quiet {
-                eprintln!("stopped; the same command goes on where it was");
+                let from = if joining { "begins again" } else { "goes on where it was" };
+                eprintln!("stopped; the same command {from}");
             }
             return Ok(Exit::Interrupted);
         }

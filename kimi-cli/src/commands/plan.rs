@@ -5,11 +5,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kimi_model::open::Io;
 use kimi_model::{BytesRead, Error, Model, Plan};
 use kimi_paging::{Budget, TuneLimits, tune};
 use serde_json::{Value, json};
 
-use crate::args::{Io, PlanArgs};
+use crate::args::PlanArgs;
 use crate::exit::Exit;
 use crate::source;
 use crate::status::bytes;
@@ -21,15 +22,15 @@ const MEASUREMENT: TuneLimits = TuneLimits { bytes: 2_000_000_000, time: Duratio
 const MEASUREMENT_BYTES: u64 = 256 << 20;
 
 pub(crate) fn run(args: &PlanArgs) -> anyhow::Result<Exit> {
-    let folder = args.model.is_dir();
-    let mut model = if folder {
+    let on_drive = source::is_model(&args.model);
+    let mut model = if on_drive {
         source::model(Some(&args.model), Io::Direct, None)?
     } else {
         Arc::new(Model::outline(&source::geometry(&args.model)?)?)
     };
     let speed = match args.speed {
         Some(speed) => Some(speed * 1e9),
-        None if folder => measure(&model)?,
+        None if on_drive => measure(&model)?,
         None => None,
     };
     if let Some(recipe) = args.packed.recipe() {

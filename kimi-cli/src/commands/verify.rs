@@ -3,10 +3,11 @@
 use std::io::{Write, stdout};
 use std::time::Instant;
 
+use kimi_model::open::Io;
 use kimi_model::verify::{VerifyProgress, verify};
 use kimi_model::{Error, inspect::Summary};
 
-use crate::args::{Io, VerifyArgs};
+use crate::args::VerifyArgs;
 use crate::exit::Exit;
 use crate::status::bytes;
 use crate::{interrupt, progress, source};

@@ -349,10 +349,10 @@ fn open(
     files.iter().map(open).collect()
 }
 
-/// Bytes of an expert of the model in a folder, if it is one that opens.
+/// Bytes of an expert of a model, if it is one that opens.
 fn expert_bytes(path: &Path) -> Option<u64> {
     let mut open = |file: &Path| Ok(Arc::new(FileSource::open(file)?) as Arc<dyn Source>);
-    let model = path.is_dir().then(|| Model::open(path, &mut open).ok()).flatten()?;
+    let model = Model::open(path, &mut open).ok()?;
     Some(model.layout.slot_bytes() as u64).filter(|&bytes| bytes > 0)
 }
 

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use kimi_paging::{FileSource, Source};
 
 use super::{Finding, ModelExamination, size};
-use crate::{EngineOptions, Error, Model, Plan};
+use crate::{EngineOptions, Error, Model, ModelFiles, Plan};
 
 /// Files whose holes are below this share are whole: file systems store small parts elsewhere.
 const SPARSE_SHARE: f64 = 0.95;
 
 /// Nothing is said of a folder without a configuration: it is one for models to come.
 pub(super) fn examine(dir: &Path, options: &EngineOptions) -> (Vec<Finding>, Option<ModelExamination>) {
-    if !dir.join("config.json").exists() {
+    if dir.is_dir() && !dir.join("config.json").exists() {
         return (Vec::new(), None);
     }
     let mut open = |file: &Path| Ok(Arc::new(FileSource::open_direct(file)?) as Arc<dyn Source>);
@@ -39,7 +39,7 @@ pub(super) fn examine(dir: &Path, options: &EngineOptions) -> (Vec<Finding>, Opt
         ),
     )];
     findings.extend(holes(sources, bytes));
-    let tokenizer = dir.join("tiktoken.model").exists();
+    let tokenizer = ModelFiles::open(dir).is_ok_and(|files| files.has("tiktoken.model"));
     if !tokenizer {
         let advice =
             "copy tiktoken.model and tokenizer_config.json of the release there; until then it takes --ids";

@@ -12,6 +12,7 @@ use super::recipe::Recipe;
 use super::writer::{PARTIAL, io_error, write_whole};
 use super::{PackReport, Written, refused};
 use crate::error::Error;
+use crate::files::{ModelFiles, is_file_tensor};
 use crate::model::Model;
 use crate::packed::{FORMAT, JOURNAL_FILE, MANIFEST_FILE, Manifest, SourceInfo};
 
@@ -103,17 +104,7 @@ impl Journal {
             let index = kimi_paging::TensorIndex::from_sources(shards, None)?;
             for (name, info) in index.iter() {
                 tensor_bytes += info.bytes;
-                if let Some(listed) = manifest.matrices.get(&name) {
-                    let encoding =
-                        listed.encoding.parse().map_err(|error| refused(&self.dir, format!("{error}")))?;
-                    report.add(encoding, 1, listed.rows as u64 * listed.cols as u64, info.bytes);
-                }
-                if let Some(listed) = manifest.experts.get(&name) {
-                    let encoding =
-                        listed.encoding.parse().map_err(|error| refused(&self.dir, format!("{error}")))?;
-                    let weights = 3 * listed.count as u64 * listed.inner as u64 * listed.width as u64;
-                    report.add(encoding, 3 * listed.count as u64, weights, info.bytes);
-                }
+                report.add_listed(manifest, &name, info.bytes, &self.dir)?;
                 weight_map.insert(name, file.name.clone());
             }
         }
@@ -196,13 +187,14 @@ fn differences(begun: &BTreeMap<String, String>, now: &BTreeMap<String, String>)
 fn source_info(model: &Model) -> SourceInfo {
     let mut hash = Sha256::new();
     let (mut tensors, mut bytes) = (0, 0);
-    for (name, info) in model.checkpoint.index().iter() {
+    for (name, info) in model.checkpoint.index().iter().filter(|(name, _)| !is_file_tensor(name)) {
         tensors += 1;
         bytes += info.bytes;
         hash.update(format!("{name} {} {:?} {}\n", info.dtype, info.shape, info.bytes));
     }
     // Absent only where a model is in memory, which nobody packs.
-    hash.update(fs::read(model.checkpoint.dir().join("config.json")).unwrap_or_default());
+    let files = ModelFiles::open(model.checkpoint.dir());
+    hash.update(files.and_then(|files| files.config_json()).unwrap_or_default());
     let fingerprint = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
     SourceInfo { tensors, bytes, fingerprint }
 }

@@ -9,6 +9,7 @@ use super::patched;
 use super::recipe::{Recipe, Role, keeps};
 use crate::checkpoint::FP8_SCALES;
 use crate::error::Error;
+use crate::files::is_file_tensor;
 use crate::layout::{BlockScales, ExpertBank, FeedForward, KEY_PART, VALUE_PART};
 use crate::model::Model;
 use crate::packed::{BLOCK, BankInfo, HEADER_BYTES, MAX_TILE_BYTES, MatrixInfo, ROW_MULTIPLE, RecordLayout};
@@ -239,7 +240,9 @@ pub(crate) fn files<'a>(model: &'a Model, recipe: &Recipe) -> Result<Vec<FileWor
 
     for (name, _) in checkpoint.index().iter() {
         let layer = layer_of(&name, checkpoint.prefix());
-        let packed = seen.contains(name.as_str())
+        // Those are copied as files.
+        let packed = is_file_tensor(&name)
+            || seen.contains(name.as_str())
             || scales.contains(&name)
             || bank_names.iter().any(|bank| name.starts_with(bank));
         if packed {

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use crate::error::Error;
@@ -13,6 +14,16 @@ pub(crate) const PARTIAL: &str = ".partial";
 
 /// Characters of a header entry beside the name, at most: type, four dimensions and two offsets of 20 digits.
 const ENTRY_BYTES: usize = 256;
+
+/// How the header of a single file begins: behind it comes the SHA-256 of the file, itself as zeros, in 64 digits.
+pub(crate) const SINGLE: &str =
+    "{\"__metadata__\":{\"format\":\"pt\",\"kimi_single_file\":\"1\",\"sha256\":\"";
+
+/// Where that is.
+pub(crate) const DIGEST: Range<u64> = {
+    let start = 8 + SINGLE.len() as u64;
+    start..start + 64
+};
 
 /// The header of a safetensors file under construction.
 #[derive(Debug)]
@@ -30,6 +41,17 @@ impl Header {
         let bytes: usize = names.map(|name| name.len() + ENTRY_BYTES).sum();
         let reserve = (bytes + ENTRY_BYTES).next_multiple_of(BLOCK);
         Self { text: "{\"__metadata__\":{\"format\":\"pt\"}".to_owned(), reserve, end: 0 }
+    }
+
+    /// The header of a single file, its digest zeros.
+    pub(crate) fn single() -> Self {
+        Self { text: format!("{SINGLE}{:064}\"}}", 0), reserve: 0, end: 0 }
+    }
+
+    /// The bytes of a header that is as large as its text, and those of the file.
+    pub(crate) fn exact(mut self) -> (Vec<u8>, u64) {
+        self.reserve = (8 + self.text.len() + 1).next_multiple_of(BLOCK);
+        (self.bytes(), self.file_bytes())
     }
 
     /// Adds a tensor behind the last one.

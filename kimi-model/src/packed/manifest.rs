@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::EXPERT_NAMES;
 use crate::error::Error;
+use crate::files::ModelFiles;
 
 /// The file that makes a folder a packed model. It is written last.
 pub(crate) const MANIFEST_FILE: &str = "kimi.json";
@@ -105,20 +106,19 @@ pub(crate) struct FileInfo {
 }
 
 impl Manifest {
-    /// Reads the manifest of a folder; `None` where there is none, as in released checkpoints.
+    /// Reads the manifest of a model; `None` where there is none, as in released checkpoints.
     ///
     /// # Errors
     /// [`Error::Manifest`] for a file that cannot be read, is no manifest, or is of a later version.
-    pub(crate) fn read(dir: &Path) -> Result<Option<Self>, Error> {
-        let path = dir.join(MANIFEST_FILE);
-        match std::fs::read(&path) {
-            Ok(json) => Self::parse(&json, &path).map(Some),
-            Err(_) if dir.join(JOURNAL_FILE).is_file() => {
+    pub(crate) fn read(files: &ModelFiles) -> Result<Option<Self>, Error> {
+        let path = files.path().join(MANIFEST_FILE);
+        match files.read(MANIFEST_FILE) {
+            Ok(Some(json)) => Self::parse(&json, &path).map(Some),
+            Ok(None) if files.has(JOURNAL_FILE) => {
                 let reason = "packing is not finished; run the same `pack` command again to go on with it";
-                Err(Error::Manifest { path: dir.join(JOURNAL_FILE), reason: reason.to_owned() })
+                Err(Error::Manifest { path: files.path().join(JOURNAL_FILE), reason: reason.to_owned() })
             }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => Ok(None),
+            Ok(None) => Ok(None),
             Err(error) => Err(Error::Manifest { path, reason: error.to_string() }),
         }
     }
@@ -167,6 +167,6 @@ mod tests {
     #[test]
     fn a_folder_without_manifest_is_none() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(Manifest::read(dir.path()).unwrap().is_none());
+        assert!(Manifest::read(&ModelFiles::open(dir.path()).unwrap()).unwrap().is_none());
     }
 }

@@ -11,8 +11,8 @@ use super::dtype::{Dtype, OtherDtype};
 use super::json::{Stream, Text};
 use crate::{Error, ShardProblem, Source};
 
-/// The cap of the format on the length of a header, as the safetensors crate has it.
-const MAX_HEADER_BYTES: u64 = 100_000_000;
+/// The cap of the safetensors format on the length of a header in bytes, as the safetensors crate has it.
+pub const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// Bytes before the header.
 const LENGTH_BYTES: u64 = 8;

@@ -1,8 +1,8 @@
 //! The formats, and how to tell which one a model has.
 
 use std::fmt;
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::io::{self, ErrorKind};
+use std::path::Path;
 use std::str::FromStr;
 
 use serde_json::Value;
@@ -21,6 +21,9 @@ const MAX_FILE_BYTES: usize = 4 << 20;
 
 const CONFIG_FILE: &str = "config.json";
 const TEMPLATE_FILE: &str = "chat_template.jinja";
+
+/// Reads a file of a model by its name.
+type Read<'a> = dyn Fn(&str) -> Result<Vec<u8>, LoadErrorKind> + 'a;
 
 /// How a model has its conversations.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -107,12 +110,36 @@ impl ChatFormat {
     /// As [`recognise`](Self::recognise); [`FormatError::File`] when a file cannot be read or is no JSON.
     pub fn of_dir(folder: impl AsRef<Path>, tokenizer: &Tokenizer) -> Result<Self, FormatError> {
         let folder = folder.as_ref();
-        let config = json(&folder.join(CONFIG_FILE))?;
+        Self::of(folder, &|name| read(&folder.join(name), MAX_FILE_BYTES), tokenizer)
+    }
+
+    /// As [`of_dir`](Self::of_dir), for files that lie elsewhere: `read` gives the bytes of a file, or `None` where there is
+    /// none. `folder` is named in errors.
+    ///
+    /// # Errors
+    /// As [`of_dir`](Self::of_dir).
+    pub fn of_files(
+        folder: &Path,
+        read: &dyn Fn(&str) -> io::Result<Option<Vec<u8>>>,
+        tokenizer: &Tokenizer,
+    ) -> Result<Self, FormatError> {
+        let bounded = |name: &str| match read(name) {
+            Ok(Some(bytes)) if bytes.len() > MAX_FILE_BYTES => {
+                Err(LoadErrorKind::TooLarge { expected: MAX_FILE_BYTES, found: bytes.len() })
+            }
+            Ok(Some(bytes)) => Ok(bytes),
+            Ok(None) => Err(LoadErrorKind::Io(ErrorKind::NotFound.into())),
+            Err(error) => Err(LoadErrorKind::Io(error)),
+        };
+        Self::of(folder, &bounded, tokenizer)
+    }
+
+    fn of(folder: &Path, read: &Read<'_>, tokenizer: &Tokenizer) -> Result<Self, FormatError> {
+        let config = json(folder, CONFIG_FILE, read)?;
         let model_type = config.as_ref().and_then(|config| config["model_type"].as_str());
-        let path = folder.join(TEMPLATE_FILE);
-        let template = match text(&path)? {
+        let template = match text(folder, TEMPLATE_FILE, read)? {
             Some(template) => Some(template),
-            None => json(&folder.join(TOKENIZER_CONFIG_FILE))?.as_ref().and_then(template_of),
+            None => json(folder, TOKENIZER_CONFIG_FILE, read)?.as_ref().and_then(template_of),
         };
         Self::recognise(tokenizer, model_type, template.as_deref())
     }
@@ -271,9 +298,9 @@ fn names() -> String {
 }
 
 /// The text of a file, if there is one.
-fn text(path: &Path) -> Result<Option<String>, FormatError> {
-    let failed = |kind: LoadErrorKind| FormatError::File(kind.at(PathBuf::from(path)));
-    match read(path, MAX_FILE_BYTES) {
+fn text(folder: &Path, name: &str, read: &Read<'_>) -> Result<Option<String>, FormatError> {
+    let failed = |kind: LoadErrorKind| FormatError::File(kind.at(folder.join(name)));
+    match read(name) {
         Ok(bytes) => String::from_utf8(bytes).map(Some).map_err(|error| {
             let offset = error.utf8_error().valid_up_to();
             failed(LoadErrorKind::NotUtf8 { offset, found: error.as_bytes()[offset] })
@@ -284,11 +311,11 @@ fn text(path: &Path) -> Result<Option<String>, FormatError> {
 }
 
 /// The JSON of a file, if there is one.
-fn json(path: &Path) -> Result<Option<Value>, FormatError> {
-    let Some(text) = text(path)? else { return Ok(None) };
+fn json(folder: &Path, name: &str, read: &Read<'_>) -> Result<Option<Value>, FormatError> {
+    let Some(text) = text(folder, name, read)? else { return Ok(None) };
     serde_json::from_str(&text).map(Some).map_err(|source| {
         let (line, column) = (source.line(), source.column());
-        FormatError::File(LoadErrorKind::Json { line, column, source: source.into() }.at(path))
+        FormatError::File(LoadErrorKind::Json { line, column, source: source.into() }.at(folder.join(name)))
     })
 }
 

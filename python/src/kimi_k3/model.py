@@ -46,23 +46,25 @@ class _Text(Handle):
 
 
 class Tokenizer(_Text):
-    """The tokenizer of a model folder without the model."""
+    """The tokenizer of a model without the model."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         super().__init__(lib.kimi_tokenizer_open(os.fsencode(path)), lib.kimi_tokenizer_free)
 
 
 class Model(_Text):
-    """A model: a folder with ``config.json``, ``tiktoken.model`` and safetensors files, as released or packed.
+    """A model: a folder with ``config.json``, ``tiktoken.model`` and safetensors files, as released or packed, or one file of
+    ``kimi-cli pack --single-file``.
 
     :param ram_bytes: most memory of the whole process; by default 7/8 of what the machine or its control group allows.
     :param context: most tokens of a session (4096).
     :param kv_bytes: most bytes of a session's KV cache; fewer tokens than ``context`` where they do not fit.
     :param chunk: most tokens of one pass over a prompt (512); fewer where memory is short.
     :param threads: compute threads; by default what affinity and CPU quota allow.
-    :param kv: ``f32`` (exact, the default) or ``bf16``: the number format of the KV cache.
+    :param kv: ``f32`` (exact, the default), ``bf16``, ``i8`` or ``i4``: the number format of the KV cache.
     :param io: ``auto``, ``pread``, ``direct``, ``uring`` or ``mmap``; the last is your word that nobody changes the files.
-    :param isa: ``scalar``, ``avx2``, ``avx512`` or ``neon``; by default the fastest of this processor.
+    :param isa: one of the names that ``kimi-cli bench kernels`` lists: ``scalar``, ``avx2``, ``avx-vnni``, ``avx512``,
+        ``avx512-vnni``, ``amx``, ``neon``, ``sve``, ``neon-dotprod`` or ``neon-i8mm``; by default the fastest of this processor.
     :param arith: ``exact`` (the default) or ``fast``.
     :param check: ``none``, ``sampled`` (the default) or ``all``: which tiles of a packed model are verified.
 
